@@ -1,0 +1,281 @@
+"""The one typed tree that configures a run; every service reads its parts of it.
+
+No torch, no gRPC. `shoal.config.load` fills the tree from defaults, a file, the environment and `--set`.
+Every field says what it is, with its unit; bounds are checked; unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from shoal.config.algorithms import ImpalaConfig
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run.")
+    dir: Path = Field(Path("runs/run"), description="Directory for checkpoints, logs and reports.")
+    seed: int = Field(1, ge=0, description="Seeds environments, the initial weights and action sampling.")
+
+
+class EnvSection(Section):
+    """The environment that actors step."""
+
+    id: str = Field("CartPole-v1", min_length=1, description="Gymnasium id, or `module:id`.")
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the environment."
+    )
+    vectorization: Literal["auto", "native", "sync", "async"] = Field(
+        "auto",
+        description="`native`: the env's own vector entry point; `sync`: one after another; `async`: a "
+        "subprocess each; `auto`: native if there is one, else sync.",
+    )
+
+
+class AddressesSection(Section):
+    """Where the services are. A DNS name that resolves to several addresses is several replicas."""
+
+    inference: tuple[str, ...] = Field(
+        ("127.0.0.1:50051",), min_length=1, description="Inference servers: host:port or unix:/path."
+    )
+    replay: tuple[str, ...] = Field(
+        ("127.0.0.1:50061",), min_length=1, description="Replay shards: host:port or unix:/path."
+    )
+    learner: str = Field("127.0.0.1:50071", min_length=1, description="The learner: host:port or unix:/path.")
+
+    @field_validator("inference", "replay", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+class ListenSection(Section):
+    """Where one service listens."""
+
+    grpc: str = Field("127.0.0.1:0", description="The service's own RPCs: host:port or unix:/path.")
+    health: str = Field(
+        "127.0.0.1:0", description="Plaintext grpc.health.v1 for probes: host:port or unix:/path."
+    )
+    metrics: str = Field("127.0.0.1:0", description="HTTP /metrics: host:port. Port 0 takes a free one.")
+    announce: Path | None = Field(
+        None, description="File to write the bound addresses to as JSON, once the service listens."
+    )
+
+
+class ActorSection(Section):
+    """Steps environments."""
+
+    id: str = Field("actor", min_length=1, max_length=128, description="Name, unique among live actors.")
+    envs: int = Field(64, ge=1, le=1_000_000, description="Environments per actor, over all groups.")
+    groups: int = Field(2, ge=1, le=64, description="Groups of envs in flight: one steps, others wait.")
+    unroll_length: int = Field(20, ge=1, le=10_000, description="T, transitions per env in a trajectory.")
+    mode: Literal["train", "evaluate"] = Field(
+        "train", description="`evaluate`: greedy actions, nothing stored, results in metrics."
+    )
+    max_unacked_bytes: int = Field(
+        64 << 20, ge=1 << 16, description="Bytes of trajectories sent and not acked before the actor waits."
+    )
+    max_unacked_items: int = Field(
+        4, ge=1, le=10_000, description="Trajectories sent and not acked, per actor, before it waits."
+    )
+    failover_after_s: float = Field(
+        5.0, ge=0.1, le=600, description="A shard silent this long loses its unacked items to the others (s)."
+    )
+    listen: ListenSection = Field(ListenSection(grpc=""), description="Health and metrics; `grpc` is unused.")
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> ActorSection:
+        if self.envs % self.groups:
+            raise ValueError(f"envs ({self.envs}) must be a multiple of groups ({self.groups})")
+        return self
+
+
+class InferenceSection(Section):
+    """Answers observations with actions, in batches."""
+
+    id: str = Field("inference", min_length=1, max_length=128, description="Name of this replica.")
+    device: str = Field(
+        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto` is CUDA when there is one, else the CPU."
+    )
+    max_batch: int = Field(8192, ge=1, le=1 << 20, description="Rows of one forward pass; buffers are this long.")
+    min_batch: int = Field(1, ge=1, le=1 << 20, description="Rows worth waiting for, up to max_wait_ms.")
+    max_wait_ms: float = Field(0.0, ge=0, le=1000, description="Longest wait for min_batch rows (ms).")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model.")
+    listen: ListenSection = Field(
+        ListenSection(grpc="127.0.0.1:50051"), description="Where this replica listens."
+    )
+
+    @model_validator(mode="after")
+    def _batch_bounds(self) -> InferenceSection:
+        if self.min_batch > self.max_batch:
+            raise ValueError(f"min_batch ({self.min_batch}) is above max_batch ({self.max_batch})")
+        return self
+
+
+class QueueTable(Section):
+    """FIFO: each item is handed out once; a full queue makes inserts wait."""
+
+    kind: Literal["queue"] = Field("queue", description="Kind of table.")
+    max_items: int = Field(16, ge=1, le=1 << 40, description="Items held before inserts wait.")
+    max_bytes: int = Field(1 << 30, ge=1, description="Bytes held before inserts wait.")
+    insert_timeout_s: float = Field(
+        5.0, gt=0, le=3600, description="Longest wait for room, if the client names none (s)."
+    )
+    sample_timeout_s: float = Field(
+        5.0, gt=0, le=3600, description="Longest wait for an item, if the client names none (s)."
+    )
+
+
+class ReplaySection(Section):
+    """Holds trajectories between actors and learner."""
+
+    id: str = Field("replay", min_length=1, max_length=128, description="Name of this shard.")
+    tables: dict[str, QueueTable] = Field(
+        {"train": QueueTable()}, min_length=1, description="Tables of every shard, by name."
+    )
+    max_lives: int = Field(
+        100_000, ge=1, description="Actor lives remembered to drop repeats; the longest silent goes first."
+    )
+    listen: ListenSection = Field(
+        ListenSection(grpc="127.0.0.1:50061"), description="Where this shard listens."
+    )
+
+
+class LearnerSection(Section):
+    """Trains the policy and publishes its weights."""
+
+    device: str = Field(
+        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto` is CUDA when there is one, else the CPU."
+    )
+    table: str = Field("train", min_length=1, description="Replay table that actors fill and the learner samples.")
+    batch_envs: int = Field(
+        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
+    )
+    prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
+    prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
+    decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads of training.")
+    publish_every: int = Field(1, ge=1, le=1_000_000, description="Learner steps between two weight versions.")
+    checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
+    keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
+    resume: bool = Field(True, description="Go on from the newest checkpoint in the run directory.")
+    listen: ListenSection = Field(
+        ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
+    )
+
+
+class PolicySection(Section):
+    """The network."""
+
+    hidden_sizes: tuple[int, ...] = Field(
+        (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
+    )
+    activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
+
+
+class StopSection(Section):
+    """When the learner ends the run by itself. Whatever is reached first counts."""
+
+    until_return: float | None = Field(
+        None, description="Mean return over the last 100 training episodes to reach."
+    )
+    steps: int | None = Field(None, ge=1, description="Environment steps to train on, over all restarts.")
+    minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")
+
+
+class TlsSection(Section):
+    """TLS files (PEM). Empty: plaintext. All three: mutual TLS."""
+
+    cert: Path | None = Field(None, description="This service's certificate chain.")
+    key: Path | None = Field(None, description="This service's private key.")
+    ca: Path | None = Field(None, description="CA that signs the peers; on a server it makes clients show one.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> TlsSection:
+        if (self.cert is None) != (self.key is None):
+            raise ValueError("cert and key go together")
+        return self
+
+
+class SecuritySection(Section):
+    """Who may call."""
+
+    token: SecretStr | None = Field(
+        None, description="Shared secret of the run; sent with every call and required by every server."
+    )
+    token_file: Path | None = Field(None, description="File that holds the token.")
+    tls: TlsSection = Field(TlsSection(), description="TLS by certificates.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SecuritySection:
+        if self.token is not None and self.token_file is not None:
+            raise ValueError("token and token_file exclude each other")
+        return self
+
+
+class LimitsSection(Section):
+    """Bounds on what comes off a socket."""
+
+    max_message_bytes: int = Field(64 << 20, ge=1 << 16, le=1 << 31, description="One gRPC message.")
+    max_tensor_bytes: int = Field(256 << 20, ge=1 << 10, le=1 << 34, description="One decompressed tensor.")
+    max_trajectory_bytes: int = Field(
+        512 << 20, ge=1 << 10, le=1 << 34, description="One decompressed trajectory."
+    )
+
+
+class RpcSection(Section):
+    """Behaviour of connections."""
+
+    keepalive_s: float = Field(5.0, ge=1, le=600, description="A silent peer is asked for life this often (s).")
+    keepalive_timeout_s: float = Field(5.0, ge=0.5, le=600, description="No answer for this long: gone (s).")
+    max_backoff_s: float = Field(2.0, ge=0.1, le=60, description="Longest pause between two dials (s).")
+    resolve_every_s: float = Field(5.0, ge=0.5, le=600, description="DNS names are resolved this often (s).")
+    drain_s: float = Field(10.0, ge=0.1, le=600, description="Longest drain after SIGTERM (s).")
+
+
+class LaunchSection(Section):
+    """What `shoal train` starts on this machine."""
+
+    actors: int = Field(1, ge=1, le=1024, description="Actor processes.")
+    evaluators: int = Field(0, ge=0, le=64, description="Evaluator processes.")
+    inference: int = Field(1, ge=1, le=64, description="Inference replicas.")
+    replay_shards: int = Field(1, ge=1, le=256, description="Replay shards.")
+    max_restarts: int = Field(
+        20, ge=0, le=100_000, description="Crashes of one process in ten minutes before the run is given up."
+    )
+
+
+class Config(Section):
+    """The whole tree."""
+
+    run: RunSection = Field(RunSection(), description="The run as a whole.")
+    env: EnvSection = Field(EnvSection(), description="The environment.")
+    addresses: AddressesSection = Field(AddressesSection(), description="Where the services are.")
+    actor: ActorSection = Field(ActorSection(), description="Actors.")
+    inference: InferenceSection = Field(InferenceSection(), description="Inference servers.")
+    replay: ReplaySection = Field(ReplaySection(), description="Replay shards.")
+    learner: LearnerSection = Field(LearnerSection(), description="The learner.")
+    policy: PolicySection = Field(PolicySection(), description="The network.")
+    algorithm: ImpalaConfig = Field(ImpalaConfig(), description="The learning algorithm.")
+    stop: StopSection = Field(StopSection(), description="When the run ends.")
+    security: SecuritySection = Field(SecuritySection(), description="Who may call.")
+    limits: LimitsSection = Field(LimitsSection(), description="Bounds on what comes off a socket.")
+    rpc: RpcSection = Field(RpcSection(), description="Behaviour of connections.")
+    launch: LaunchSection = Field(LaunchSection(), description="What `shoal train` starts here.")
+
+    @model_validator(mode="after")
+    def _table_exists(self) -> Config:
+        if self.learner.table not in self.replay.tables:
+            names = ", ".join(self.replay.tables)
+            raise ValueError(f"learner.table {self.learner.table!r} is not one of replay.tables ({names})")
+        return self

@@ -1,0 +1,145 @@
+"""The codec against obvious expectations and against hostile input."""
+
+from __future__ import annotations
+
+import dataclasses
+import tracemalloc
+
+import lz4.block
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shoal.codec import DTYPES, Codec, Encoded, decode, encode
+from shoal.errors import InvalidArgumentError, LimitError
+
+MAX_BYTES = 1 << 20
+
+arrays = st.sampled_from(DTYPES).flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6))
+)
+
+
+def forged(data: bytes, *, dtype: str = "uint8", shape: tuple[int, ...], codec: Codec = Codec.LZ4) -> Encoded:
+    raw_bytes = int(np.prod([*shape, np.dtype(dtype).itemsize], dtype=object))
+    return Encoded(dtype, shape, codec, raw_bytes, crc32c(data), data)
+
+
+@given(arrays, st.booleans())
+def test_round_trip_gives_back_every_bit(array: np.ndarray, compress: bool) -> None:
+    back = decode(encode(array, compress=compress), MAX_BYTES)
+    assert back.dtype == array.dtype
+    assert back.shape == array.shape
+    assert back.tobytes() == array.tobytes()
+
+
+def test_non_contiguous_arrays_round_trip() -> None:
+    array = np.arange(4000, dtype=np.int32).reshape(40, 100)[::2, ::3]
+    np.testing.assert_array_equal(decode(encode(array), MAX_BYTES), array)
+
+
+def test_frames_are_delta_coded_and_small() -> None:
+    rng = np.random.default_rng(0)
+    frame = rng.integers(0, 256, (4, 84, 84), dtype=np.uint8)
+    frames = np.stack([frame] * 21)
+    frames[10:, 0, 3, 5] += 7
+    encoded = encode(frames)
+    assert encoded.codec is Codec.DELTA_LZ4
+    assert len(encoded.data) < frames.nbytes / 15
+    np.testing.assert_array_equal(decode(encoded, 1 << 24), frames)
+
+
+def test_what_does_not_shrink_is_sent_raw() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8)
+    assert encode(noise).codec is Codec.RAW
+    assert len(encode(noise).data) == noise.nbytes
+
+
+def test_unsupported_dtype_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="complex128"):
+        encode(np.zeros(3, dtype=np.complex128))
+
+
+def test_a_flipped_bit_anywhere_is_refused() -> None:
+    encoded = encode(np.arange(256, dtype=np.int64))
+    for position in range(0, len(encoded.data), 7):
+        data = bytearray(encoded.data)
+        data[position] ^= 1
+        with pytest.raises(InvalidArgumentError, match="CRC32C"):
+            decode(dataclasses.replace(encoded, data=bytes(data)), MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1 << 31,), (1 << 63,), (1 << 20, 1 << 20, 1 << 20), (MAX_BYTES + 1,)], ids=str
+)
+def test_a_claim_above_the_limit_is_refused_before_allocation(shape: tuple[int, ...]) -> None:
+    bomb = lz4.block.compress(bytes(1 << 16), store_size=False)
+    tracemalloc.start()
+    with pytest.raises(LimitError, match="limit"):
+        decode(forged(bomb, shape=shape), MAX_BYTES)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_a_true_bomb_within_the_claim_is_cut_off() -> None:
+    bomb = lz4.block.compress(bytes(100 << 20), store_size=False)
+    assert len(bomb) < 1 << 20
+    with pytest.raises(InvalidArgumentError, match="no LZ4 block of 1000 bytes"):
+        decode(forged(bomb, shape=(1000,)), MAX_BYTES)
+
+
+def test_short_output_truncation_and_trailing_bytes_are_refused() -> None:
+    packed = lz4.block.compress(bytes(1000), store_size=False)
+    for data, size in ((packed, 1001), (packed[:-3], 1000), (packed + b"xx", 1000), (b"", 10)):
+        with pytest.raises(InvalidArgumentError):
+            decode(forged(data, shape=(size,)), MAX_BYTES)
+
+
+def test_raw_of_the_wrong_length_is_refused() -> None:
+    for data in (b"", bytes(9), bytes(11)):
+        with pytest.raises(InvalidArgumentError, match="instead of 10"):
+            decode(forged(data, shape=(10,), codec=Codec.RAW), MAX_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "reason"),
+    [
+        (forged(bytes(4), shape=(-4,), codec=Codec.RAW), "negative"),
+        (forged(bytes(1), shape=(1,) * 40, codec=Codec.RAW), "rank 40"),
+        (dataclasses.replace(forged(bytes(4), shape=(4,), codec=Codec.RAW), dtype="object"), "unknown dtype"),
+        (dataclasses.replace(forged(bytes(4), shape=(4,), codec=Codec.RAW), raw_bytes=8), "claims 8 bytes"),
+        (forged(b"\x00\x02", dtype="bool", shape=(2,), codec=Codec.RAW), "other than 0 and 1"),
+    ],
+)
+def test_lying_headers_are_refused(encoded: Encoded, reason: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=reason):
+        decode(encoded, MAX_BYTES)
+
+
+def test_delta_of_anything_but_frames_is_refused() -> None:
+    data = lz4.block.compress(bytes(80), store_size=False)
+    with pytest.raises(InvalidArgumentError, match="delta coding"):
+        decode(forged(data, dtype="float64", shape=(10,), codec=Codec.DELTA_LZ4), MAX_BYTES)
+
+
+@settings(max_examples=300)
+@given(
+    data=st.binary(max_size=200),
+    dtype=st.sampled_from([*DTYPES, "object", ""]),
+    shape=st.lists(st.integers(-2, 1 << 40), max_size=4).map(tuple),
+    codec=st.sampled_from(Codec),
+    raw_bytes=st.integers(0, 1 << 64),
+)
+def test_garbage_is_refused_or_decoded_but_never_crashes(
+    data: bytes, dtype: str, shape: tuple[int, ...], codec: Codec, raw_bytes: int
+) -> None:
+    try:
+        array = decode(Encoded(dtype, shape, codec, raw_bytes, crc32c(data), data), MAX_BYTES)
+    except InvalidArgumentError:
+        return
+    assert array.nbytes == raw_bytes
+    assert array.shape == shape

@@ -1,0 +1,92 @@
+"""The config tree: precedence, errors that name the key, secrets that stay secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config import Config, load_config, to_yaml
+from shoal.errors import ConfigError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_valid() -> None:
+    assert load_config(None, [], {}) == Config()
+
+
+def test_precedence_is_default_file_environment_set(tmp_path: Path) -> None:
+    path = write(tmp_path, "learner: {batch_envs: 2, threads: 2, publish_every: 2}")
+    environ = {"SHOAL__LEARNER__THREADS": "3", "SHOAL__LEARNER__PUBLISH_EVERY": "3", "PATH": "/bin"}
+    config = load_config(path, ["learner.publish_every=4"], environ)
+    assert config.learner.batch_envs == 2
+    assert config.learner.threads == 3
+    assert config.learner.publish_every == 4
+    assert config.learner.decode_threads == Config().learner.decode_threads
+
+
+def test_addresses_may_be_a_comma_separated_text() -> None:
+    config = load_config(None, [], {"SHOAL__ADDRESSES__REPLAY": "a:1, b:2"})
+    assert config.addresses.replay == ("a:1", "b:2")
+
+
+def test_what_is_saved_loads_to_the_same_tree(tmp_path: Path) -> None:
+    config = load_config(None, ["env.id=Pendulum-v1", "replay.tables.train.max_items=3", "stop.steps=9"], {})
+    assert load_config(write(tmp_path, to_yaml(config)), [], {}) == config
+
+
+def test_secrets_are_never_written_or_shown() -> None:
+    config = load_config(None, [], {"SHOAL__SECURITY__TOKEN": "12345"})
+    assert config.security.token is not None
+    assert config.security.token.get_secret_value() == "12345"
+    assert "12345" not in to_yaml(config) + repr(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("learner.batch_env=1", "unknown config key 'learner.batch_env': did you mean 'learner.batch_envs'?"),
+        ("lerner.threads=1", "unknown config key 'lerner': did you mean 'learner'?"),
+        ("replay.tables.train.max_item=1", "did you mean 'replay.tables.train.max_items'?"),
+        ("actor.listen.metrix=x", "did you mean 'actor.listen.metrics'?"),
+        ("algorithm.learning_rat=1", "did you mean 'algorithm.learning_rate'?"),
+        ("learner.zzz=1", "known keys are device, table"),
+        ("learner.batch_envs=0", "'learner.batch_envs': input should be greater than or equal to 1 (got 0)"),
+        ("actor.envs=3", "envs (3) must be a multiple of groups (2)"),
+        ("inference.min_batch=9000", "min_batch (9000) is above max_batch (8192)"),
+        ("learner.table=other", "'other' is not one of replay.tables (train)"),
+        ("run.name=../etc", "'run.name'"),
+        ("learner.batch_envs=[", "no valid YAML"),
+        ("batch_envs", "section.field=value"),
+        ("security.tls.cert=a.pem", "cert and key go together"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(override: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override], {})
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a: [", "no valid YAML"), ("- 1", "must hold a mapping"), ("!!python/object:os.system {}", "no valid YAML")],
+)
+def test_bad_files_are_refused(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        load_config(write(tmp_path, text), [], {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml: No such file"):
+        load_config(tmp_path / "absent.yaml", [], {})
+
+
+def test_unknown_environment_variables_with_our_prefix_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'learner\.threads'"):
+        load_config(None, [], {"SHOAL__LEARNER__THREAD": "1"})

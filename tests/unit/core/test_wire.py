@@ -1,0 +1,147 @@
+"""Records survive the wire; what lies is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.config.tree import LimitsSection
+from shoal.errors import InvalidArgumentError, LimitError, ProtocolVersionError
+from shoal.records import (
+    PROTOCOL_VERSION,
+    ArraySpec,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Episode,
+    Trajectory,
+)
+from shoal.v1 import spec_pb2, trajectory_pb2
+from shoal.wire import (
+    check_protocol_version,
+    decode_trajectory,
+    encode_trajectory,
+    spec_from_proto,
+    spec_to_proto,
+    tensor_to_proto,
+)
+
+LIMITS = LimitsSection()
+
+SPECS = [
+    EnvSpec("CartPole-v1", (ArraySpec("observation", "float32", (4,)),), DiscreteAction(2)),
+    EnvSpec(
+        "Robot-v0",
+        (
+            ArraySpec("observation.camera", "uint8", (64, 64, 3)),
+            ArraySpec("observation.mode", "int64", (), num_categories=5),
+        ),
+        BoxAction((2,), (-1.0, -math.inf), (1.0, math.inf)),
+    ),
+]
+
+
+def trajectory(num_rows: int = 6, num_envs: int = 3) -> Trajectory:
+    rng = np.random.default_rng(0)
+    first = np.zeros((num_rows, num_envs), dtype=bool)
+    first[2, 1] = True
+    return Trajectory(
+        {
+            "observation": rng.random((num_rows, num_envs, 4), dtype=np.float32),
+            "first": first,
+            "reward": np.ones((num_rows, num_envs), dtype=np.float32),
+        },
+        (Episode(12.5, 13),),
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.env_id)
+def test_specs_round_trip_with_their_hash(spec: EnvSpec) -> None:
+    back = spec_from_proto(spec_pb2.EnvSpec.FromString(spec_to_proto(spec).SerializeToString()))
+    assert back == spec
+    assert back.hash() == spec.hash()
+
+
+def test_specs_that_differ_have_different_hashes() -> None:
+    assert SPECS[0].hash() != SPECS[1].hash()
+
+
+def test_descriptions_name_all_that_matters() -> None:
+    assert SPECS[0].describe() == "CartPole-v1: observation float32[4] -> Discrete(2)"
+    assert SPECS[1].describe() == (
+        "Robot-v0: observation.camera uint8[64, 64, 3], observation.mode int64[] of 5 categories"
+        " -> Box[2] within -1..1, -inf..inf"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.ClearField("observation"),
+        lambda m: m.ClearField("action"),
+        lambda m: m.observation.append(m.observation[0]),
+        lambda m: m.observation[0].shape.append(-1),
+        lambda m: m.observation[0].shape.extend([1] * 40),
+        lambda m: setattr(m.observation[0], "dtype", 99),
+        lambda m: setattr(m.action.discrete, "n", 0),
+        lambda m: m.action.box.low.append(1.0),
+    ],
+)
+def test_malformed_specs_are_refused(change) -> None:
+    message = spec_to_proto(SPECS[0])
+    change(message)
+    with pytest.raises(InvalidArgumentError):
+        spec_from_proto(message)
+
+
+def test_trajectories_round_trip() -> None:
+    sent = trajectory()
+    got = decode_trajectory(encode_trajectory(sent), LIMITS)
+    assert got.episodes == sent.episodes
+    assert list(got.columns) == list(sent.columns)
+    for name, array in sent.columns.items():
+        np.testing.assert_array_equal(got.columns[name], array)
+    assert (got.unroll_length, got.num_envs) == (5, 3)
+    assert got.num_transitions == 5 * 3 - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.ClearField("columns"), "no column 'first'"),
+        (lambda m: m.columns.append(m.columns[0]), "twice"),
+        (lambda m: m.columns[0].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 2), "f4"), compress=True)), "others start"),
+        (lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 3), "f4"), compress=True)), "bool"),
+        (lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((1, 3), bool), compress=True)), "T, E >= 1"),
+        (lambda m: setattr(m.columns[0].tensor, "codec", 77), "codec 77"),
+        (lambda m: setattr(m.columns[0].tensor, "dtype", 77), "dtype 77"),
+        (lambda m: setattr(m.columns[0].tensor, "data", b"short"), "CRC32C"),
+    ],
+)
+def test_lying_trajectories_are_refused(change, reason: str) -> None:
+    message = trajectory_pb2.Trajectory.FromString(encode_trajectory(trajectory()))
+    change(message)
+    with pytest.raises(InvalidArgumentError, match=reason):
+        decode_trajectory(message.SerializeToString(), LIMITS)
+
+
+def test_the_whole_trajectory_is_bounded_too() -> None:
+    payload = encode_trajectory(trajectory(num_rows=200, num_envs=30))
+    with pytest.raises(LimitError, match="max_trajectory_bytes"):
+        decode_trajectory(payload, LimitsSection(max_tensor_bytes=100_000, max_trajectory_bytes=110_000))
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(payload: bytes) -> None:
+    with pytest.raises(InvalidArgumentError):
+        decode_trajectory(payload, LIMITS)
+
+
+def test_other_protocol_versions_are_refused_with_both_numbers() -> None:
+    check_protocol_version(PROTOCOL_VERSION)
+    with pytest.raises(ProtocolVersionError, match=f"version 7.*{PROTOCOL_VERSION}"):
+        check_protocol_version(7)
