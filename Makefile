@@ -1,0 +1,75 @@
+# Everything a developer or CI runs. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup train test lint format type proto proto-check unit service e2e bench metrics-doc clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything that the other targets need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: shoal needs Python 3.11 or newer and '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+	       "name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "setup: installing into $(VENV), this takes a minute or two ..."
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
+	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[learner,inference,dev]'
+	@touch $@
+	@echo "setup: done"
+
+train: setup ## Train CartPole to a mean return of 475 with all four services
+	$(BIN)/shoal train cartpole --until-return 475
+
+test: setup ## Lint, types, proto check, unit, service and e2e tests
+	@start=$$(date +%s); \
+	for step in lint type proto-check unit service e2e; do \
+	  echo "== $$step"; \
+	  $(MAKE) --no-print-directory $$step || { echo "make test: FAILED in '$$step'" >&2; exit 1; }; \
+	done; \
+	echo "make test: all passed in $$(( $$(date +%s) - start )) s"
+
+lint: setup ## Style of all Python files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "error: not formatted; run: make format" >&2; exit 1; }
+
+format: setup ## Rewrite all Python files in the house format
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+type: setup ## Static types of shoal and services
+	$(BIN)/mypy
+
+proto: setup ## Regenerate shoal/v1 from proto/
+	$(BIN)/python scripts/proto.py
+
+proto-check: setup ## Fail if shoal/v1 is not what proto/ generates
+	$(BIN)/python scripts/proto.py --check
+
+unit: setup ## Tests without sockets
+	$(PYTEST) -q tests/unit
+
+service: setup ## Tests of one real server with its real client
+	$(PYTEST) -q tests/service
+
+e2e: setup ## Tests of whole runs with real processes
+	$(PYTEST) -q --timeout=300 tests/e2e
+
+bench: setup ## Print the performance figures, with the machine
+	$(BIN)/python -m benchmarks
+
+metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
+	$(BIN)/python scripts/metrics_doc.py
+
+clean: ## Remove the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

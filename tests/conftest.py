@@ -1,0 +1,51 @@
+"""What every test gets: a clean environment and a check that it left no process behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from hypothesis import settings
+
+# Reproducible examples, and no failures because a shared machine was slow for a moment.
+settings.register_profile("shoal", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("shoal")
+
+# Must be set before torch is first imported; many small thread pools on few cores only disturb each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Helpers of Python's own multiprocessing: one per interpreter, they live as long as it does.
+_PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The developer's own SHOAL__ variables must not change a test."""
+    for name in list(os.environ):
+        if name.startswith("SHOAL__"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left_behind() -> Iterator[None]:
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    lines = [line for child in left if (line := _running(child)) is not None]
+    for child in left:
+        if _running(child) is not None:
+            child.kill()
+    assert not lines, "the test left processes running: " + "; ".join(lines)
+
+
+def _running(process: psutil.Process) -> str | None:
+    """The command line, or None if the process is over or Python's own."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        line = " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return None
+    return None if any(name in line for name in _PYTHONS_OWN) else f"{process.pid} {line}"
