@@ -15,6 +15,10 @@ from typing import Protocol
 
 from shoal.records import Item, Life
 
+# How far sequences of one life may be spread: an unacked item is always less than this below the newest one.
+# The writer keeps to it and the shard remembers as much, so that "below the window" means "acked before".
+SEQUENCE_WINDOW = 1 << 14
+
 
 class Outcome(Enum):
     """What became of an appended item."""
@@ -69,24 +73,39 @@ class PrioritiesUpdated:
 
 
 class AppendStream(Protocol):
-    """Appends of one life to one table of one shard. One sender and one receiver at a time."""
+    """Appends of one life to one table of one shard. One sender and one receiver at a time.
 
-    async def send(self, sequence: int, payload: bytes, timeout_s: float) -> None: ...
+    Items are stored in the order sent, whether or not somebody receives.
+    """
 
-    async def receive(self) -> Ack:
-        """The ack of the oldest item not yet answered. Raises UnavailableError on a break."""
+    async def send(self, sequence: int, payload: bytes, timeout_s: float = 0.0) -> None:
+        """Waits while too much is on its way. Raises as `receive` does. `timeout_s` 0: the table's own."""
         ...
 
-    async def close(self) -> None: ...
+    async def receive(self) -> Ack:
+        """The ack of the oldest item not yet answered.
+
+        Raises UnavailableError on a break, or a UserError if the shard refuses the stream.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Ends the stream; what was not acked may or may not be stored."""
+        ...
 
 
 class SampleStream(Protocol):
     """Samples of one table of one shard. One requester and one receiver at a time."""
 
-    async def request(self, num_items: int, timeout_s: float) -> None: ...
+    async def request(self, num_items: int, timeout_s: float = 0.0) -> None:
+        """Raises as `receive` does. `timeout_s` 0: the table's own."""
+        ...
 
     async def receive(self) -> Sampled:
-        """The answer to the oldest request not yet answered. Raises UnavailableError on a break."""
+        """The answer to the oldest request not yet answered.
+
+        Raises UnavailableError on a break, or a UserError if the shard refuses the stream or a request.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -95,9 +114,13 @@ class SampleStream(Protocol):
 class ReplayShardClient(Protocol):
     """One replay shard."""
 
-    async def open_append(self, life: Life, table: str) -> AppendStream: ...
+    async def open_append(self, life: Life, table: str) -> AppendStream:
+        """Returns once the shard has accepted. Raises UnavailableError, or a UserError if refused."""
+        ...
 
-    async def open_sample(self, table: str) -> SampleStream: ...
+    async def open_sample(self, table: str) -> SampleStream:
+        """Raises UnavailableError; the first `receive` tells of an unknown table."""
+        ...
 
     async def update_priorities(
         self, table: str, keys: Sequence[int], priorities: Sequence[float]
@@ -109,17 +132,31 @@ class ReplayShardClient(Protocol):
 
 
 class ReplayBackend(Protocol):
-    """What a shard offers to its servicer and to the in-process client."""
+    """What a shard offers to its servicer and to the in-process client.
 
-    def check_table(self, table: str) -> None:
-        """Raises NotFoundError with the names that exist."""
+    `timeout_s` 0 is the table's default; `waited_s` of it have passed already. Everything raises
+    NotFoundError for an unknown table and UnavailableError while the shard drains.
+    """
+
+    def check_append(self, life: Life, table: str) -> None:
+        """Raises what `append` of this life to this table would raise."""
         ...
 
     async def append(
-        self, life: Life, table: str, sequence: int, payload: bytes, timeout_s: float
+        self,
+        life: Life,
+        table: str,
+        sequence: int,
+        payload: bytes,
+        timeout_s: float = 0.0,
+        waited_s: float = 0.0,
     ) -> Ack: ...
 
-    async def sample(self, table: str, num_items: int, timeout_s: float) -> Sampled: ...
+    async def sample(
+        self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
+    ) -> Sampled:
+        """Up to `num_items` items, at least one unless the time passes."""
+        ...
 
     def update_priorities(
         self, table: str, keys: Sequence[int], priorities: Sequence[float]

@@ -1,0 +1,181 @@
+"""Takes items from all shards of the replay, a few ahead, whichever shard has one.
+
+Used by the learner, on its event loop. Each shard has at most `prefetch_items` items asked for or waiting
+here: a slow consumer holds back every shard, a fast one never waits for a shard that is empty or away while
+another has items.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.clients.replay import ReplayShardClient, SampleStream
+from shoal.config.tree import RpcSection
+from shoal.errors import ShoalError, UnavailableError
+from shoal.records import Item
+from shoal.rpc.addresses import Address
+from shoal.sharding import Directory, Link, LinkSet
+
+# How long a shard without items keeps a request before it says so.
+SAMPLE_TIMEOUT_S = 2.0
+# A shard that does not even say so is given up: longer than the timeout.
+SILENT_AFTER_S = 6.0
+
+Connect = Callable[[Address], ReplayShardClient]
+
+
+@dataclass(slots=True)
+class SamplerStats:
+    """Plain counters, for metrics."""
+
+    num_items: int = 0
+    num_bytes: int = 0
+    # Requests that a shard answered with no item in time.
+    num_empty: int = 0
+    # Requests without an answer when a connection broke: an item may have been lost with each.
+    num_broken: int = 0
+    # Time that callers of `next` waited.
+    wait_s: float = 0.0
+
+
+class ReplaySampler:
+    """The samples of one table. `start`, then `next` for ever, at the end `close`."""
+
+    def __init__(
+        self, directory: Directory, connect: Connect, table: str, prefetch_items: int, rpc: RpcSection
+    ) -> None:
+        self.stats = SamplerStats()
+        # In order of arrival, which is fair: no shard has more than its share here. None: see `_failure`.
+        self._ready: asyncio.Queue[tuple[_SamplerLink, Item] | None] = asyncio.Queue()
+        self._failure: BaseException | None = None
+        self._links: LinkSet[_SamplerLink] = LinkSet(
+            directory,
+            lambda address: _SamplerLink(address, connect(address), table, prefetch_items, self),
+            self._fail,
+            silent_after_s=SILENT_AFTER_S,
+            max_backoff_s=rpc.max_backoff_s,
+        )
+
+    def start(self) -> None:
+        """Begin to dial. From the event loop."""
+        self._links.start()
+
+    @property
+    def num_ready(self) -> int:
+        return self._ready.qsize()
+
+    @property
+    def num_live_shards(self) -> int:
+        return sum(link.live for link in self._links)
+
+    async def next(self) -> Item:
+        """The next item, from whichever shard has one. Cancel at will: nothing is lost.
+
+        Raises the UserError of a shard that refuses us, such as a wrong token or an unknown table.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._ready.empty():
+            loop = asyncio.get_running_loop()
+            started = loop.time()
+            try:
+                taken = await self._ready.get()
+            finally:
+                self.stats.wait_s += loop.time() - started
+        else:
+            taken = self._ready.get_nowait()
+        if taken is None:
+            # For whoever else waits.
+            self._ready.put_nowait(None)
+            assert self._failure is not None
+            raise self._failure
+        link, item = taken
+        link.consumed()
+        self.stats.num_items += 1
+        self.stats.num_bytes += len(item.payload)
+        return item
+
+    async def close(self) -> None:
+        """Drop the connections and what was not taken. Callers that wait in `next` are refused."""
+        self._fail(UnavailableError("the replay sampler is closed"))
+        await self._links.close()
+
+    def put(self, link: _SamplerLink, item: Item) -> None:
+        """For links: an item has come."""
+        self._ready.put_nowait((link, item))
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._ready.put_nowait(None)
+
+
+class _SamplerLink(Link):
+    """One shard, with `prefetch_items` places for items that are asked for or not yet taken."""
+
+    def __init__(
+        self,
+        address: Address,
+        client: ReplayShardClient,
+        table: str,
+        prefetch_items: int,
+        sampler: ReplaySampler,
+    ) -> None:
+        super().__init__(address)
+        self._client = client
+        self._table = table
+        self._free = prefetch_items
+        self._in_flight = 0
+        self._sampler = sampler
+        self._wake = asyncio.Event()
+
+    def consumed(self) -> None:
+        """An item of this shard was taken: its place is free."""
+        self._free += 1
+        self._wake.set()
+
+    def on_silent(self) -> None:
+        self.break_off(f"no answer for {SILENT_AFTER_S} s")
+
+    async def session(self) -> None:
+        stream = await self._client.open_sample(self._table)
+        try:
+            await self.both(self._receive(stream), self._request(stream))
+        finally:
+            self._sampler.stats.num_broken += self._in_flight
+            self._free += self._in_flight
+            self._in_flight = 0
+            self.heard(more=False)
+            await stream.close()
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def _request(self, stream: SampleStream) -> None:
+        try:
+            while True:
+                while self._free:
+                    self._free -= 1
+                    self._in_flight += 1
+                    self.expect()
+                    await stream.request(1, SAMPLE_TIMEOUT_S)
+                self._wake.clear()
+                await self._wake.wait()
+        except ShoalError:
+            # The receiver learns the reason, after the items that are still on their way.
+            return
+
+    async def _receive(self, stream: SampleStream) -> None:
+        while True:
+            sampled = await stream.receive()
+            self.established()
+            self._in_flight -= 1
+            self.heard(more=self._in_flight > 0)
+            if sampled.items:
+                for item in sampled.items:
+                    self._sampler.put(self, item)
+            else:
+                self._sampler.stats.num_empty += 1
+                self.consumed()

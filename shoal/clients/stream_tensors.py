@@ -1,0 +1,125 @@
+"""Tensors of a long stream: message after message has the same names, dtypes and shapes.
+
+Writing and checking headers costs more than moving a few kilobytes, so both are done once and again only
+when a header changes; the data is checked every time. Used by both ends of Act streams. One writer
+or reader belongs to one stream and to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from crc32c import crc32c
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
+from shoal.errors import InvalidArgumentError
+from shoal.records import Columns
+from shoal.v1 import tensor_pb2
+from shoal.wire import tensor_from_proto, tensor_to_proto
+
+# Bytes move through Python gRPC at less than 1 GB/s, through LZ4 at several: frames are worth packing.
+MIN_PACKED_BYTES = 1 << 14
+
+_RAW = tensor_pb2.CODEC_RAW
+# Comparing dtypes with these is far cheaper than with np.uint8 and np.bool_.
+_UINT8 = np.dtype(np.uint8)
+_BOOL = np.dtype(np.bool_)
+
+
+class TensorWriter:
+    """Fills one Tensor message again and again."""
+
+    def __init__(self, message: tensor_pb2.Tensor) -> None:
+        self._message = message
+        self._dtype: np.dtype | None = None
+        self._shape: tuple[int, ...] = ()
+
+    def write(self, array: np.ndarray) -> None:
+        if array.dtype == self._dtype and array.shape == self._shape:
+            data = array.tobytes()
+            self._message.data = data
+            self._message.crc32c = crc32c(data)
+        elif array.dtype == _UINT8 and array.nbytes >= MIN_PACKED_BYTES:
+            # Packed flat: the first axis is environments, and differences between those do not shrink.
+            self._message.CopyFrom(tensor_to_proto(array.reshape(-1), compress=True))
+            self._message.shape[:] = array.shape
+            self._dtype = None
+        else:
+            self._message.CopyFrom(tensor_to_proto(array, compress=False))
+            self._dtype, self._shape = array.dtype, array.shape
+
+
+class TensorReader:
+    """Reads Tensor messages, most of which have the header of the one before."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # Of the last raw tensor.
+        self._header: tuple[int, int, list[int]] = (-1, -1, [])
+        self._dtype = _UINT8
+        self._shape: tuple[int, ...] = ()
+
+    def read(self, message: tensor_pb2.Tensor) -> np.ndarray:
+        """A read-only array. Raises InvalidArgumentError or LimitError."""
+        number, num_bytes, dims = self._header
+        raw = message.codec == _RAW
+        if raw and message.dtype == number and message.raw_bytes == num_bytes and message.shape == dims:
+            data = message.data
+            if len(data) == num_bytes and crc32c(data) == message.crc32c and _fits(data, self._dtype):
+                return np.frombuffer(data, self._dtype).reshape(self._shape)
+        array = tensor_from_proto(message, self._max_bytes)
+        if raw:
+            self._header = (message.dtype, message.raw_bytes, list(message.shape))
+            self._dtype, self._shape = array.dtype, array.shape
+        return array
+
+
+class ColumnsWriter:
+    """Fills a repeated NamedTensor field."""
+
+    def __init__(self, field: RepeatedCompositeFieldContainer[tensor_pb2.NamedTensor]) -> None:
+        self._field = field
+        self._writers: dict[str, TensorWriter] = {}
+
+    def write(self, columns: Columns) -> None:
+        if columns.keys() != self._writers.keys():
+            del self._field[:]
+            self._writers = {name: TensorWriter(self._field.add(name=name).tensor) for name in columns}
+        for name, array in columns.items():
+            self._writers[name].write(array)
+
+
+class ColumnsReader:
+    """Reads a repeated NamedTensor field."""
+
+    def __init__(self, max_bytes: int, max_columns: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_columns = max_columns
+        self._readers: dict[str, TensorReader] = {}
+
+    def read(self, messages: Iterable[tensor_pb2.NamedTensor]) -> Columns:
+        """Arrays by name, in the order sent. Raises InvalidArgumentError or LimitError."""
+        columns: Columns = {}
+        for message in messages:
+            name = message.name
+            if name in columns:
+                raise InvalidArgumentError(f"column {name!r} appears twice")
+            columns[name] = self._reader(name).read(message.tensor)
+        return columns
+
+    def _reader(self, name: str) -> TensorReader:
+        reader = self._readers.get(name)
+        if reader is None:
+            if len(self._readers) >= self._max_columns:
+                raise InvalidArgumentError(
+                    f"column {name!r} is one more than the {self._max_columns} of this stream: "
+                    f"{', '.join(self._readers)}"
+                )
+            reader = self._readers[name] = TensorReader(self._max_bytes)
+        return reader
+
+
+def _fits(data: bytes, dtype: np.dtype) -> bool:
+    """Any bytes are numbers, but only 0 and 1 are bools."""
+    return dtype != _BOOL or data.count(b"\0") + data.count(b"\1") == len(data)
