@@ -1,0 +1,88 @@
+"""Composition root of the inference server: `python -m services.inference --config run.yaml`.
+
+Builds the engine, the gRPC server and the subscription to the learner, wires them and runs them until a
+signal, the user's mistake or a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Awaitable
+
+import torch
+
+from services.inference.engine import Engine
+from services.inference.metrics import InferenceMetrics
+from services.inference.servicer import InferenceServicer
+from services.inference.subscription import Subscription
+from shoal.clients.weights import WeightsClient
+from shoal.clients.weights_grpc import GrpcWeightsClient
+from shoal.config import Config
+from shoal.metrics import start_metrics_server
+from shoal.policy.device import pick_device
+from shoal.rpc.addresses import AddressBook
+from shoal.rpc.backoff import Backoff
+from shoal.rpc.process import ServiceContext, run_service
+from shoal.rpc.server import RpcServer
+
+
+async def main(config: Config, context: ServiceContext) -> None:
+    section = config.inference
+    device = pick_device(section.device, "inference.device")
+    torch.set_num_threads(section.threads)
+    # Replicas of one run must not draw the same actions.
+    torch.manual_seed(zlib.crc32(f"{config.run.seed}/{section.id}".encode()))
+
+    metrics = InferenceMetrics(context.registry)
+    engine = Engine(section, config.policy, device, metrics)
+    servicer = InferenceServicer(engine, config.limits, metrics)
+    server = RpcServer(section.listen.grpc, section.listen.health, config.security, config.limits, config.rpc)
+    servicer.add_to(server)
+    metrics_server = start_metrics_server(section.listen.metrics, context.registry)
+    await server.start()
+    engine.start()
+    try:
+        await context.announce(
+            grpc=server.address, health=server.health_address, metrics=metrics_server.address
+        )
+        subscription = Subscription(
+            LearnerDialler(config), section.id, engine, metrics, Backoff(max_s=config.rpc.max_backoff_s)
+        )
+        await _first_of(context.stopping.wait(), engine.crashed(), subscription.run())
+    finally:
+        engine.drain()
+        await servicer.drain()
+        await server.drain(config.rpc.drain_s)
+        await engine.close()
+        metrics_server.close()
+
+
+class LearnerDialler:
+    """A new connection to the learner each time, at the address that its name has by then."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._addresses = AddressBook([config.addresses.learner], config.rpc)
+
+    async def __call__(self) -> WeightsClient:
+        address, *_ = await self._addresses.resolve()
+        config = self._config
+        return GrpcWeightsClient(address, config.security, config.limits, config.rpc)
+
+
+async def _first_of(*awaitables: Awaitable[object]) -> None:
+    """Returns when one of them does, raises what one of them raises; the others are cancelled."""
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    run_service("inference", main)

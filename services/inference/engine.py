@@ -1,0 +1,280 @@
+"""The inference engine: sessions, the spec of the run, and the model thread that answers them.
+
+Implements `InferenceBackend` for the servicer and the in-process client. Its coroutines and methods run
+on the event loop. The model thread only takes batches, runs them and hands all answers of a batch back
+with one `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from services.inference.batcher import Batcher, Request
+from services.inference.hot_swap import HotSwap
+from services.inference.metrics import InferenceMetrics
+from services.inference.runner import Runner
+from shoal.clients.inference import ActHello, ActReply, ActWelcome
+from shoal.config.tree import InferenceSection, PolicySection
+from shoal.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SpecMismatchError,
+    UnavailableError,
+)
+from shoal.metrics import Clock
+from shoal.policy.network import build_policy
+from shoal.records import FIRST, ArraySpec, Columns, EnvSpec, WeightsSnapshot
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What follows from the spec of the run."""
+
+    spec: EnvSpec
+    outputs: tuple[ArraySpec, ...]
+    weights: HotSwap
+    runner: Runner
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    """One stream: its slots and the answer that it waits for."""
+
+    num_envs: int
+    greedy: bool
+    # Name, dtype and shape of each observation array of a step.
+    arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
+    waiter: asyncio.Future[ActReply] | None = field(default=None)
+
+
+class Engine:
+    """Answers the observations of all sessions in batches."""
+
+    def __init__(
+        self,
+        config: InferenceSection,
+        policy: PolicySection,
+        device: torch.device,
+        metrics: InferenceMetrics,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._config = config
+        self._policy_config = policy
+        self._device = device
+        self._metrics = metrics
+        self._clock = clock
+        self._batcher = Batcher(config.max_batch, config.min_batch, config.max_wait_ms / 1000.0, clock)
+        self._thread = threading.Thread(target=self._run_model, name="model", daemon=True)
+        self._loop = asyncio.get_running_loop()
+        self._crash: asyncio.Future[None] = self._loop.create_future()
+        self._model: _Model | None = None
+        self._adopting = asyncio.Lock()
+        self._adopted = asyncio.Event()
+        self._ready_or_draining = asyncio.Event()
+        self._draining = False
+        self._closed = False
+        self._version = -1
+        self._sessions: dict[int, _Session] = {}
+        self._num_slots = 0
+        self._next_session = 0
+
+    # Life of the engine.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def crashed(self) -> None:
+        """Never returns; raises whatever ended the model thread."""
+        await asyncio.shield(self._crash)
+
+    def drain(self) -> None:
+        """No new sessions from now on; those that wait for weights are told so. Open ones go on."""
+        self._draining = True
+        self._ready_or_draining.set()
+
+    async def close(self) -> None:
+        """Ends the model thread after its current batch; whoever still waits gets UnavailableError."""
+        self.drain()
+        self._closed = True
+        self._batcher.close()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join)
+        self._fail_waiters("the inference server is shutting down")
+
+    # Sessions, for the servicer and the in-process client.
+
+    async def connect(self, hello: ActHello) -> tuple[int, ActWelcome]:
+        if not 1 <= hello.num_envs <= self._config.max_batch:
+            raise ResourceExhaustedError(
+                f"{hello.num_envs} environments in one group of {hello.life.actor_id}, but the inference "
+                f"server takes 1 to {self._config.max_batch}: raise inference.max_batch or use smaller groups"
+            )
+        model = await self._adopt(hello.spec)
+        await self._ready_or_draining.wait()
+        if self._draining:
+            raise UnavailableError("the inference server is shutting down: dial another replica")
+        number = self._next_session
+        self._next_session += 1
+        self._sessions[number] = _Session(hello.num_envs, hello.greedy, _expected(model.spec, hello.num_envs))
+        self._count_slots(hello.num_envs)
+        return number, ActWelcome(self._config.id, self._version, model.outputs)
+
+    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
+        state = self._sessions.get(session)
+        if state is None or self._closed:
+            raise UnavailableError("the stream has ended: open a new one")
+        if state.waiter is not None:
+            raise FailedPreconditionError("a second step while one is in flight: wait for its actions first")
+        self._check(state, observation, first)
+        request = Request(session, observation, state.num_envs, state.greedy, self._clock())
+        state.waiter = self._loop.create_future()
+        self._batcher.submit(request)
+        try:
+            return await state.waiter
+        except asyncio.CancelledError:
+            request.abandoned = True
+            raise
+        finally:
+            state.waiter = None
+
+    def disconnect(self, session: int) -> None:
+        state = self._sessions.pop(session, None)
+        if state is None:
+            return
+        if state.waiter is not None and not state.waiter.done():
+            state.waiter.set_exception(UnavailableError("the stream has ended: open a new one"))
+        self._count_slots(-state.num_envs)
+
+    # Weights, for the subscription.
+
+    @property
+    def policy_version(self) -> int:
+        """Newest version loaded, or -1."""
+        return self._version
+
+    async def spec(self) -> EnvSpec:
+        """The spec of the run, as soon as the first actor has told it."""
+        await self._adopted.wait()
+        assert self._model is not None
+        return self._model.spec
+
+    async def install(self, snapshot: WeightsSnapshot) -> bool:
+        """Use these weights from the next batch on. False if they are not newer than what is there.
+
+        Raises UserError if they do not fit the policy; the old ones stay in use.
+        """
+        if self._model is None:
+            raise FailedPreconditionError("weights before any actor told the environment's spec")
+        if snapshot.version <= self._version:
+            return False
+        start_s = self._clock()
+        await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
+        self._metrics.weight_load.inc(self._clock() - start_s)
+        self._metrics.weight_swaps.inc()
+        self._metrics.policy_version.set(snapshot.version)
+        self._version = snapshot.version
+        self._ready_or_draining.set()
+        return True
+
+    async def _adopt(self, spec: EnvSpec) -> _Model:
+        async with self._adopting:
+            if self._model is None:
+                self._model = await asyncio.to_thread(self._build_model, spec)
+                self._adopted.set()
+        if self._model.spec != spec:
+            raise SpecMismatchError(
+                f"this run's environment is {self._model.spec.describe()}; "
+                f"the actor brings {spec.describe()}. All actors of a run must use the same environment"
+            )
+        return self._model
+
+    def _build_model(self, spec: EnvSpec) -> _Model:
+        policy = build_policy(self._policy_config, spec)
+        weights = HotSwap(lambda: build_policy(self._policy_config, spec), self._device)
+        runner = Runner(spec.observation, self._config.max_batch, self._device, self._metrics, self._clock)
+        return _Model(spec, policy.outputs, weights, runner)
+
+    def _check(self, state: _Session, observation: Columns, first: np.ndarray) -> None:
+        """Names, dtypes and shapes; values are not looked at, as that would cost a pass over the data."""
+        fits = first.shape == (state.num_envs,) and first.dtype == np.bool_
+        fits = fits and len(observation) == len(state.arrays)
+        for name, dtype, shape in state.arrays:
+            array = observation.get(name)
+            fits = fits and array is not None and array.shape == shape and array.dtype == dtype
+        if not fits:
+            self._metrics.refused.inc()
+            wanted = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in state.arrays)
+            got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in observation.items())
+            raise InvalidArgumentError(
+                f"a step of {got or 'nothing'} and {FIRST} {first.dtype}{list(first.shape)}; "
+                f"this stream takes {wanted} and {FIRST} bool[{state.num_envs}]"
+            )
+
+    def _count_slots(self, change: int) -> None:
+        self._num_slots += change
+        self._batcher.expect_at_most(self._num_slots)
+        self._metrics.sessions.set(len(self._sessions))
+        self._metrics.env_slots.set(self._num_slots)
+
+    # Model thread.
+
+    def _run_model(self) -> None:
+        try:
+            free_s = self._clock()
+            while (requests := self._batcher.take()) is not None:
+                taken_s = self._clock()
+                self._metrics.phases.add("idle", taken_s - free_s)
+                assert self._model is not None
+                loaded = self._model.weights.newest()
+                outputs = self._model.runner.run(requests, loaded.policy)
+                self._loop.call_soon_threadsafe(self._deliver, requests, loaded.version, outputs, taken_s)
+                free_s = self._clock()
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    # Back on the event loop.
+
+    def _deliver(
+        self, requests: Sequence[Request], version: int, outputs: Sequence[Columns], taken_s: float
+    ) -> None:
+        metrics = self._metrics
+        now_s = self._clock()
+        queue_wait_s = 0.0
+        num_rows = 0
+        for request, columns in zip(requests, outputs, strict=True):
+            queue_wait_s += taken_s - request.submitted_s
+            num_rows += request.num_rows
+            metrics.request_latency.observe(now_s - request.submitted_s)
+            state = None if request.abandoned else self._sessions.get(request.session)
+            waiter = state.waiter if state is not None else None
+            if waiter is not None and not waiter.done():
+                waiter.set_result(ActReply(version, columns))
+        metrics.phases.add("queue_wait", queue_wait_s)
+        metrics.requests.inc(len(requests))
+        metrics.rows.inc(num_rows)
+        metrics.batches.inc()
+        metrics.batch_rows.observe(num_rows)
+
+    def _fail(self, error: BaseException) -> None:
+        self.drain()
+        self._closed = True
+        if not self._crash.done():
+            self._crash.set_exception(error)
+        self._fail_waiters("the model thread of the inference server crashed")
+
+    def _fail_waiters(self, text: str) -> None:
+        for state in self._sessions.values():
+            if state.waiter is not None and not state.waiter.done():
+                state.waiter.set_exception(UnavailableError(text))
+
+
+def _expected(spec: EnvSpec, num_envs: int) -> tuple[tuple[str, np.dtype, tuple[int, ...]], ...]:
+    return tuple((array.name, np.dtype(array.dtype), (num_envs, *array.shape)) for array in spec.observation)

@@ -1,0 +1,134 @@
+"""Inference over gRPC: an `InferenceClient` for one server.
+
+Used by actors, on their event loop. `act` runs once per step of each group of environments: it is kept lean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import numpy as np
+
+from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome
+from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorWriter
+from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.records import PROTOCOL_VERSION, Columns
+from shoal.rpc.addresses import Address
+from shoal.rpc.channel import open_channel
+from shoal.rpc.status import from_rpc_error
+from shoal.v1 import inference_service_pb2 as pb
+from shoal.v1 import inference_service_pb2_grpc as pb_grpc
+from shoal.wire import array_spec_from_proto, spec_to_proto
+
+# How long a closed stream may take to end in good order before it is cut.
+_CLOSE_S = 1.0
+
+
+class GrpcInferenceClient:
+    """One inference server."""
+
+    def __init__(
+        self, address: Address, security: SecuritySection, limits: LimitsSection, rpc: RpcSection
+    ) -> None:
+        self._channel = open_channel(address, security, limits, rpc)
+        self._stub = pb_grpc.InferenceServiceStub(self._channel)
+        self._max_bytes = limits.max_tensor_bytes
+
+    async def open(self, hello: ActHello) -> ActStream:
+        call = self._stub.Act()
+        response = await _exchange(call, _hello_to_proto(hello))
+        if not response.HasField("welcome"):
+            call.cancel()
+            raise InvalidArgumentError("the inference server answered a hello without a welcome")
+        return _GrpcActStream(call, _welcome_from_proto(response.welcome), self._max_bytes)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+class _GrpcActStream:
+    def __init__(self, call: Any, welcome: ActWelcome, max_bytes: int) -> None:
+        self._call = call
+        self._welcome = welcome
+        self._num_steps = 0
+        # Filled again for each step: only one is in flight.
+        self._request = pb.ActRequest()
+        self._step = self._request.step
+        self._write_observation = ColumnsWriter(self._step.observation).write
+        self._write_first = TensorWriter(self._step.first).write
+        self._read_outputs = ColumnsReader(max_bytes, len(welcome.outputs)).read
+
+    @property
+    def welcome(self) -> ActWelcome:
+        return self._welcome
+
+    async def act(self, observation: Columns, first: np.ndarray) -> ActReply:
+        number = self._step.step = self._num_steps
+        self._num_steps += 1
+        self._write_observation(observation)
+        self._write_first(first)
+        actions = (await _exchange(self._call, self._request)).actions
+        if actions.step != number:
+            self._call.cancel()
+            raise InvalidArgumentError(f"the server answered step {actions.step} instead of {number}")
+        return ActReply(actions.policy_version, self._read_outputs(actions.outputs))
+
+    async def close(self) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+            await asyncio.wait_for(self._call.code(), _CLOSE_S)
+        self._call.cancel()
+
+
+async def _exchange(call: Any, request: pb.ActRequest) -> pb.ActResponse:
+    """One message there, one back; whatever ends the stream becomes a ShoalError."""
+    try:
+        await call.write(request)
+        response = await call.read()
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from None
+    except asyncio.InvalidStateError:
+        raise await _ending(call) from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # gRPC also raises this when it was the call that somebody cancelled, not the caller.
+        raise UnavailableError("the stream was closed here: open a new one") from None
+    if response is grpc.aio.EOF:
+        raise await _ending(call)
+    reply: pb.ActResponse = response
+    return reply
+
+
+async def _ending(call: Any) -> ShoalError:
+    """Why a finished call is finished."""
+    code, details = await call.code(), await call.details()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError("the inference server ended the stream: open a new one")
+    if code is grpc.StatusCode.CANCELLED:
+        return UnavailableError("the stream was closed here: open a new one")
+    metadata = await call.initial_metadata(), await call.trailing_metadata()
+    return from_rpc_error(grpc.aio.AioRpcError(code, *metadata, details))
+
+
+def _hello_to_proto(hello: ActHello) -> pb.ActRequest:
+    return pb.ActRequest(
+        hello=pb.ActHello(
+            protocol_version=PROTOCOL_VERSION,
+            actor_id=hello.life.actor_id,
+            run_id=hello.life.run_id,
+            spec=spec_to_proto(hello.spec),
+            num_envs=hello.num_envs,
+            greedy=hello.greedy,
+        )
+    )
+
+
+def _welcome_from_proto(welcome: pb.ActWelcome) -> ActWelcome:
+    outputs = tuple(array_spec_from_proto(spec) for spec in welcome.outputs)
+    return ActWelcome(welcome.server_id, welcome.policy_version, outputs)

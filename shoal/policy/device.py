@@ -1,0 +1,25 @@
+"""Where a network runs: the `device` setting of a service, checked before anything is built."""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.errors import UserError
+
+
+def pick_device(name: str, setting: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device; `setting` is the key to name in the error.
+
+    Raises UserError if the GPU is not there, at once instead of at the first batch.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        name = "cuda" if num_gpus else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        built = "" if torch.version.cuda else "; this torch was built without CUDA"
+        raise UserError(
+            f"{setting} is {name!r}, but torch sees {num_gpus} GPUs here{built}: set {setting} to 'cpu' or "
+            "'auto', or start the service where the GPU is"
+        )
+    return device

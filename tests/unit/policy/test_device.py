@@ -1,0 +1,33 @@
+"""The `device` setting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.errors import UserError
+from shoal.policy.device import pick_device
+
+
+def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto", "inference.device") == torch.device("cpu")
+    assert pick_device("cpu", "inference.device") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_a_gpu_that_is_not_there_is_an_error_that_names_the_setting(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"inference\.device is 'cuda.*0 GPUs.*'cpu' or 'auto'"):
+        pick_device(name, "inference.device")
+
+
+def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("auto", "learner.device").type == "cuda"
+    assert pick_device("cuda:1", "learner.device") == torch.device("cuda:1")
+    with pytest.raises(UserError, match="2 GPUs"):
+        pick_device("cuda:2", "learner.device")

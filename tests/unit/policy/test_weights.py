@@ -1,0 +1,75 @@
+"""Weights to bytes and back; weights of another policy are refused as a whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from shoal.config.tree import PolicySection
+from shoal.errors import UserError
+from shoal.policy.network import Policy, build_policy
+from shoal.policy.weights import load_policy_bytes, policy_to_bytes
+from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
+
+OBSERVATION = (ArraySpec("observation", "float32", (4,)),)
+SPEC = EnvSpec("Test-v0", OBSERVATION, DiscreteAction(2))
+
+
+def policy_of(hidden: tuple[int, ...] = (8, 8), spec: EnvSpec = SPEC) -> Policy:
+    return build_policy(PolicySection(hidden_sizes=hidden), spec)
+
+
+def state(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("spec", [SPEC, EnvSpec("Box-v0", OBSERVATION, BoxAction((2,), (-1, -1), (1, 1)))])
+def test_round_trip(spec: EnvSpec) -> None:
+    source, target = policy_of(spec=spec), policy_of(spec=spec)
+    load_policy_bytes(target, policy_to_bytes(source))
+
+    observation = {"observation": torch.randn(5, 4)}
+    assert torch.equal(source(observation).params, target(observation).params)
+    assert torch.equal(source(observation).value, target(observation).value)
+
+
+def test_the_policy_stays_trainable() -> None:
+    policy = policy_of()
+    load_policy_bytes(policy, policy_to_bytes(policy_of()))
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in policy.parameters())
+
+
+def test_another_shape_is_named_and_nothing_is_loaded() -> None:
+    policy = policy_of()
+    before = state(policy)
+    with pytest.raises(UserError, match=r"encoder\.hidden\.0\.bias is float32\[16\] instead of float32\[8\]"):
+        load_policy_bytes(policy, policy_to_bytes(policy_of((16, 8))))
+    assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+
+
+def test_missing_and_unknown_weights_are_named() -> None:
+    with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is missing"):
+        load_policy_bytes(policy_of((8, 8)), policy_to_bytes(policy_of((8,))))
+    with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is not a weight of this policy"):
+        load_policy_bytes(policy_of((8,)), policy_to_bytes(policy_of((8, 8))))
+
+
+def test_another_dtype_is_refused() -> None:
+    policy = policy_of()
+    tensors = load(policy_to_bytes(policy))
+    tensors["value_head.bias"] = tensors["value_head.bias"].double()
+    with pytest.raises(UserError, match=r"value_head\.bias is float64\[1\] instead of float32\[1\]"):
+        load_policy_bytes(policy, save(tensors))
+
+
+def test_many_differences_are_counted_not_listed() -> None:
+    with pytest.raises(UserError, match=r"and \d+ more"):
+        load_policy_bytes(policy_of((8, 8, 8)), policy_to_bytes(policy_of((4, 4, 4))))
+
+
+@pytest.mark.parametrize("cut", [0, 5, 100, -1])
+def test_what_is_no_safetensors_file_is_refused(cut: int) -> None:
+    policy = policy_of()
+    with pytest.raises(UserError, match="not a safetensors file"):
+        load_policy_bytes(policy, policy_to_bytes(policy)[:cut])
