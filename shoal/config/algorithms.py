@@ -15,6 +15,9 @@ class ImpalaConfig(BaseModel):
     name: Literal["impala"] = Field("impala", description="The algorithm.")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")
     discount: float = Field(0.99, ge=0, le=1, description="Discount per step.")
+    reward_scale: float = Field(
+        1.0, gt=0, description="Rewards are multiplied by this; best when values are of the order of 1 to 10."
+    )
     trace_lambda: float = Field(1.0, ge=0, le=1, description="Lambda that scales the trace coefficients c.")
     rho_clip: float = Field(1.0, gt=0, description="Clip of the importance weights rho.")
     c_clip: float = Field(1.0, gt=0, description="Clip of the trace weights c.")

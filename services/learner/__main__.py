@@ -1,0 +1,88 @@
+"""Composition root of the learner: `python -m services.learner --config run.yaml`.
+
+Listens first and imports torch meanwhile, so that subscribers never find the door closed. Then waits for the
+env spec that the first of them brings, and trains until a stop condition or a signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+from services.learner.checkpoint import CheckpointStore
+from services.learner.metrics import LearnerMetrics
+from services.learner.publisher import WeightsPublisher
+from services.learner.result import clear_result
+from services.learner.servicer import WeightsServicer
+from services.learner.versions import VersionCounter
+from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.replay_sampler import ReplaySampler
+from shoal.config import Config
+from shoal.metrics import start_metrics_server
+from shoal.records import EnvSpec
+from shoal.rpc.addresses import AddressBook
+from shoal.rpc.process import ServiceContext, run_service
+from shoal.rpc.server import RpcServer
+
+# For calls to end once all subscriptions were told to.
+CLOSING_S = 1.0
+
+
+async def main(config: Config, context: ServiceContext) -> None:
+    importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
+    store = CheckpointStore(config.run.dir / "checkpoints", config.learner.keep_checkpoints)
+    await asyncio.to_thread(store.prepare)
+    clear_result(config.run.dir)
+    versions = VersionCounter(config.run.dir / "policy_version")
+    publisher = WeightsPublisher(versions)
+    metrics = LearnerMetrics(context.registry)
+    listen = config.learner.listen
+    server = RpcServer(listen.grpc, listen.health, config.security, config.limits, config.rpc)
+    WeightsServicer(publisher, metrics).add_to(server)
+    endpoint = start_metrics_server(listen.metrics, context.registry)
+    try:
+        await server.start()
+        await context.announce(grpc=server.address, health=server.health_address, metrics=endpoint.address)
+        session: Any = await importing
+        session.device_of(config)
+        spec = await _spec_or_stop(publisher, context.stopping)
+        if spec is not None:
+            parts = session.Parts(publisher, versions, store, metrics)
+            await _train(config, context, session, parts, spec)
+    finally:
+        server.set_serving(False)
+        publisher.close()
+        await server.drain(CLOSING_S)
+        endpoint.close()
+
+
+async def _train(config: Config, context: ServiceContext, session: Any, parts: Any, spec: EnvSpec) -> None:
+    sampler = ReplaySampler(
+        AddressBook(config.addresses.replay, config.rpc),
+        lambda address: GrpcReplayClient(address, config.security, config.limits, config.rpc),
+        config.learner.table,
+        config.learner.prefetch_items,
+        config.rpc,
+    )
+    sampler.start()
+    try:
+        await session.train(config, parts, spec, sampler, context.stopping)
+    finally:
+        await sampler.close()
+
+
+async def _spec_or_stop(publisher: WeightsPublisher, stopping: asyncio.Event) -> EnvSpec | None:
+    """The run's spec, or None when told to stop before there is one."""
+    spec = asyncio.create_task(publisher.spec())
+    stop = asyncio.create_task(stopping.wait())
+    await asyncio.wait({spec, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if spec.done():
+        return spec.result()
+    spec.cancel()
+    return None
+
+
+if __name__ == "__main__":
+    run_service("learner", main)

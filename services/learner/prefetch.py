@@ -1,0 +1,94 @@
+"""Prefetching: replay items become batches before training asks for them.
+
+Coroutines on the event loop await items; threads of a pool decompress them (LZ4 releases the GIL) and pack
+them into the ring. A pool thread that finds no free slot waits there, and so nothing more is sampled: that is
+the back-pressure. Built and run by `__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from services.learner.batches import BatchLayout
+from services.learner.metrics import LearnerMetrics
+from services.learner.ring import BatchRing, Packer, RingClosed
+from shoal.errors import InvalidArgumentError
+from shoal.records import Item, Trajectory
+
+log = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 10.0
+
+
+class ItemSource(Protocol):
+    """Where items come from: the sampler over all shards."""
+
+    async def next(self) -> Item: ...
+
+
+class Prefetcher:
+    """Keeps the ring full. `decode` checks whatever the payload claims."""
+
+    def __init__(
+        self,
+        source: ItemSource,
+        layout: BatchLayout,
+        ring: BatchRing,
+        decode: Callable[[bytes], Trajectory],
+        decode_threads: int,
+        metrics: LearnerMetrics,
+    ) -> None:
+        self._source = source
+        self._layout = layout
+        self._ring = ring
+        self._decode = decode
+        self._num_threads = decode_threads
+        self._metrics = metrics
+        self._packer = Packer(ring, metrics.phases)
+        self._last_logged = -_LOG_EVERY_S
+
+    async def run(self) -> None:
+        """Until cancelled or the ring is closed."""
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode") as pool:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._num_threads):
+                        group.create_task(self._fetch(pool))
+            finally:
+                # Leaving the pool joins its threads: none may be left waiting for a slot.
+                self._ring.close()
+
+    async def _fetch(self, pool: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                item = await self._source.next()
+                await loop.run_in_executor(pool, self._decode_and_pack, item)
+        except RingClosed:
+            return
+
+    def _decode_and_pack(self, item: Item) -> None:
+        start = time.perf_counter()
+        try:
+            trajectory = self._decode(item.payload)
+        except InvalidArgumentError as error:
+            self._drop(item, str(error))
+            return
+        problem = self._layout.why_unusable(trajectory)
+        self._metrics.phases.add("decode", time.perf_counter() - start)
+        if problem is not None:
+            self._drop(item, problem)
+            return
+        self._packer.add(trajectory)
+
+    def _drop(self, item: Item, problem: str) -> None:
+        self._metrics.trajectories_dropped.inc()
+        now = time.monotonic()
+        if now - self._last_logged >= _LOG_EVERY_S:
+            self._last_logged = now
+            log.error("dropped trajectory %d of %s: %s", item.sequence, item.life.actor_id, problem)

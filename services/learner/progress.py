@@ -1,0 +1,111 @@
+"""How far the run has come: counters and the window of episode returns. Saved in every checkpoint.
+
+Plain data, owned by the training thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from shoal.config.tree import StopSection
+from shoal.records import Episode
+
+# Episodes that a mean return is over; with fewer, nothing is reached yet.
+WINDOW = 100
+
+# Lags above this are counted as this: versions come off a socket, and the count is an array.
+MAX_LAG = 4096
+
+
+@dataclass
+class Progress:
+    """Totals over all lives of the learner."""
+
+    learner_steps: int = 0
+    env_steps: int = 0
+    num_episodes: int = 0
+    policy_version: int = -1
+    seconds: float = 0.0
+    episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def count_batch(self, num_transitions: int, episodes: Iterable[Episode]) -> None:
+        self.learner_steps += 1
+        self.env_steps += num_transitions
+        for episode in episodes:
+            self.num_episodes += 1
+            self.episodes.append(episode)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Over the last episodes, up to 100 of them; None before the first."""
+        if not self.episodes:
+            return None
+        return sum(episode.episode_return for episode in self.episodes) / len(self.episodes)
+
+    @property
+    def mean_length(self) -> float | None:
+        if not self.episodes:
+            return None
+        return sum(episode.num_steps for episode in self.episodes) / len(self.episodes)
+
+    def reason_to_stop(self, stop: StopSection) -> str | None:
+        """Which stop condition is met; minutes are for whoever started the learner."""
+        if stop.until_return is not None and len(self.episodes) >= WINDOW:
+            mean = self.mean_return
+            if mean is not None and mean >= stop.until_return:
+                return "until_return"
+        if stop.steps is not None and self.env_steps >= stop.steps:
+            return "steps"
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "learner_steps": self.learner_steps,
+            "env_steps": self.env_steps,
+            "num_episodes": self.num_episodes,
+            "policy_version": self.policy_version,
+            "seconds": self.seconds,
+            "episodes": [[episode.episode_return, episode.num_steps] for episode in self.episodes],
+        }
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> Progress:
+        """Raises KeyError, TypeError or ValueError if it was written by something else."""
+        return Progress(
+            learner_steps=int(tree["learner_steps"]),
+            env_steps=int(tree["env_steps"]),
+            num_episodes=int(tree["num_episodes"]),
+            policy_version=int(tree["policy_version"]),
+            seconds=float(tree["seconds"]),
+            episodes=deque((Episode(float(r), int(n)) for r, n in tree["episodes"]), maxlen=WINDOW),
+        )
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Published versions between acting and training, over the transitions of one batch."""
+
+    counts: np.ndarray
+    mean: float
+    p95: int
+    max: int
+
+    @staticmethod
+    def of(current_version: int, versions: np.ndarray) -> Lag:
+        """`counts[i]` transitions were i versions behind."""
+        if not versions.size:
+            return Lag(np.zeros(1, np.int64), 0.0, 0, 0)
+        counts = np.bincount(np.clip(current_version - versions, 0, MAX_LAG))
+        cumulative = np.cumsum(counts)
+        total = int(cumulative[-1])
+        return Lag(
+            counts=counts,
+            mean=float(np.arange(len(counts)) @ counts) / total,
+            p95=int(np.searchsorted(cumulative, 0.95 * total)),
+            max=len(counts) - 1,
+        )

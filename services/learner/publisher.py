@@ -1,0 +1,89 @@
+"""Publishing weights: the newest version for every subscriber, and the spec that the first one brings.
+
+Implements `WeightsBackend` on the event loop; `publish` is called by the training thread. A version that is
+overtaken before its turn is left out: each subscriber gets the newest one next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import numpy as np
+from safetensors.numpy import save
+
+from services.learner.versions import VersionCounter
+from shoal.errors import SpecMismatchError, UnavailableError
+from shoal.records import EnvSpec, WeightsSnapshot
+
+log = logging.getLogger(__name__)
+
+
+class WeightsPublisher:
+    """Create on the event loop."""
+
+    def __init__(self, versions: VersionCounter) -> None:
+        self._versions = versions
+        self._loop = asyncio.get_running_loop()
+        self._spec: asyncio.Future[EnvSpec] = self._loop.create_future()
+        self._pending: tuple[int, dict[str, np.ndarray]] | None = None
+        self._serialising: asyncio.Task[None] | None = None
+        self._newest: WeightsSnapshot | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    async def spec(self) -> EnvSpec:
+        """The run's spec, once a subscriber has brought it."""
+        return await asyncio.shield(self._spec)
+
+    def accept(self, spec: EnvSpec, current_version: int) -> None:
+        if self._closed:
+            raise UnavailableError("the learner is stopping")
+        if self._spec.done() and self._spec.result() != spec:
+            raise SpecMismatchError(
+                f"the run's environment is {self._spec.result().describe()}; this subscriber's is "
+                f"{spec.describe()}. All actors of a run need the same environment"
+            )
+        self._versions.raise_above(current_version)
+        if not self._spec.done():
+            log.info("the run's environment is %s", spec.describe())
+            self._spec.set_result(spec)
+
+    async def newer_than(self, version: int) -> WeightsSnapshot:
+        while not self._closed:
+            if self._newest is not None and self._newest.version > version:
+                return self._newest
+            await self._changed.wait()
+        raise UnavailableError("the learner is stopping")
+
+    def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
+        """From any thread. The caller gives the arrays away."""
+        self._loop.call_soon_threadsafe(self._offer, version, weights)
+
+    def close(self) -> None:
+        """Ends all subscriptions."""
+        self._closed = True
+        self._wake()
+
+    def _offer(self, version: int, weights: dict[str, np.ndarray]) -> None:
+        self._pending = (version, weights)
+        if self._serialising is None and not self._closed:
+            self._serialising = self._loop.create_task(self._serialise())
+
+    async def _serialise(self) -> None:
+        """Off the loop, one at a time; what was overtaken meanwhile is left out."""
+        try:
+            while self._pending is not None:
+                (version, weights), self._pending = self._pending, None
+                self._newest = await asyncio.to_thread(_snapshot, version, weights)
+                self._wake()
+        finally:
+            self._serialising = None
+
+    def _wake(self) -> None:
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()
+
+
+def _snapshot(version: int, weights: dict[str, np.ndarray]) -> WeightsSnapshot:
+    return WeightsSnapshot.of(version, save(weights))

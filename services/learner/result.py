@@ -1,0 +1,40 @@
+"""How a run ended: `result.json` in the run directory, for whoever started the learner."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.learner.files import replace_durably
+
+log = logging.getLogger(__name__)
+
+FILE_NAME = "result.json"
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """`reason` is `until_return`, `steps` or `stopped`; the totals are over all restarts."""
+
+    reason: str
+    mean_return: float | None
+    env_steps: int
+    learner_steps: int
+    policy_version: int
+    seconds: float
+
+
+def write_result(run_dir: Path, result: RunResult) -> None:
+    """Best effort: the run itself has ended well. Blocking."""
+    path = run_dir / FILE_NAME
+    try:
+        replace_durably(path, (json.dumps(asdict(result), indent=1) + "\n").encode())
+    except OSError as error:
+        log.error("cannot write %s: %s", path, error.strerror)
+
+
+def clear_result(run_dir: Path) -> None:
+    """A run that goes on has no result yet."""
+    (run_dir / FILE_NAME).unlink(missing_ok=True)

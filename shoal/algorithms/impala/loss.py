@@ -1,0 +1,69 @@
+"""The IMPALA loss (Espeholt et al. 2018, section 4.2): policy gradient, value error, entropy bonus.
+
+Pure function. Sums of the paper are means over valid steps here, so that the learning rate does not
+depend on the batch size. Nothing waits for the device.
+
+Legend: T transitions, S = T + 1 rows, B environments, P parameters of the action distribution.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.algorithm import Batch, LossOutput
+from shoal.algorithms.impala.vtrace import vtrace
+from shoal.config.algorithms import ImpalaConfig
+from shoal.policy.network import Policy
+from shoal.records import LOG_PROB
+
+METRICS = ("policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance")
+
+
+def impala_loss(policy: Policy, batch: Batch, config: ImpalaConfig) -> LossOutput:
+    params_SBP, value_SB = policy(batch.observation)
+    pi = policy.distribution(params_SBP[:-1])
+    log_pi_TB = pi.log_prob(batch.action_SB[:-1])
+    log_mu_TB = batch.behaviour[LOG_PROB][:-1]
+
+    # Step t is an autoreset step, without a transition, when row t + 1 starts an episode.
+    valid_TB = batch.first_SB[1:].logical_not().to(value_SB.dtype)
+    num_valid = valid_TB.sum().clamp(min=1.0)
+
+    targets = vtrace(
+        log_rho_TB=log_pi_TB.detach() - log_mu_TB,
+        reward_TB=batch.reward_SB[:-1] * config.reward_scale,
+        discount_TB=batch.terminated_SB[:-1].logical_not() * config.discount,
+        value_SB=value_SB.detach(),
+        valid_TB=valid_TB,
+        rho_clip=config.rho_clip,
+        c_clip=config.c_clip,
+        trace_lambda=config.trace_lambda,
+    )
+
+    # rho_s grad log pi(a_s|x_s) (r_s + gamma v_s+1 - V(x_s)); the advantage is 0 where not valid.
+    policy_loss = -(targets.advantage_TB * log_pi_TB).sum() / num_valid
+
+    # The l2 loss between V(x_s) and v_s; their difference is 0 where not valid.
+    error_TB = targets.vs_TB - value_SB[:-1]
+    value_loss = 0.5 * error_TB.square().sum() / num_valid
+
+    entropy = (pi.entropy() * valid_TB).sum() / num_valid
+
+    loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
+    with torch.no_grad():
+        metrics = {
+            "policy_loss": policy_loss.detach(),
+            "value_loss": value_loss.detach(),
+            "entropy": entropy.detach(),
+            "mean_rho": targets.rho_TB.sum() / num_valid,
+            "explained_variance": _explained_variance(error_TB.detach(), targets.vs_TB, valid_TB, num_valid),
+        }
+    return LossOutput(loss, metrics)
+
+
+def _explained_variance(error_TB: Tensor, vs_TB: Tensor, valid_TB: Tensor, num_valid: Tensor) -> Tensor:
+    """1 - Var(v - V) / Var(v) over valid steps: 1 is a perfect value function, 0 a constant one."""
+    spread_TB = (vs_TB - (vs_TB * valid_TB).sum() / num_valid) * valid_TB
+    noise_TB = (error_TB - error_TB.sum() / num_valid) * valid_TB
+    return 1.0 - noise_TB.square().sum() / spread_TB.square().sum().clamp(min=1e-8)

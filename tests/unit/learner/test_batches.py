@@ -1,0 +1,173 @@
+"""Batches: packing against the obvious version, and which trajectories are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from services.learner.batches import BatchLayout, BatchSlot
+from services.learner.metrics import PHASES
+from services.learner.ring import BatchRing, Packer
+from shoal.metrics import Phases
+from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Episode, Trajectory
+
+SPEC = EnvSpec(
+    "Test-v0",
+    (ArraySpec("observation.position", "float32", (3,)), ArraySpec("observation.image", "uint8", (2, 2))),
+    DiscreteAction(5),
+)
+LENGTH = 4
+LAYOUT = BatchLayout(SPEC, (ArraySpec("log_prob", "float32", ()),), LENGTH, batch_envs=4)
+
+
+def make_trajectory(rng: np.random.Generator, num_envs: int) -> Trajectory:
+    leading = (LENGTH + 1, num_envs)
+    return Trajectory(
+        {
+            "observation.position": rng.normal(size=(*leading, 3)).astype(np.float32),
+            "observation.image": rng.integers(0, 255, (*leading, 2, 2)).astype(np.uint8),
+            "action": rng.integers(0, 5, leading),
+            "reward": rng.normal(size=leading).astype(np.float32),
+            "terminated": rng.random(leading) < 0.2,
+            "truncated": rng.random(leading) < 0.2,
+            "first": rng.random(leading) < 0.2,
+            "policy_version": rng.integers(0, 50, leading),
+            "log_prob": rng.normal(size=leading).astype(np.float32),
+            "ignored": rng.normal(size=leading).astype(np.float32),
+        },
+        tuple(Episode(float(rng.normal()), int(rng.integers(100))) for _ in range(rng.integers(3))),
+    )
+
+
+def make_ring(num_slots: int, layout: BatchLayout = LAYOUT) -> tuple[BatchRing, Packer]:
+    ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(num_slots)])
+    return ring, Packer(ring, Phases(CollectorRegistry(), "test", "test", PHASES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(0, 11), min_size=1, max_size=8),
+    batch_envs=st.integers(1, 7),
+)
+def test_packing_equals_concatenation(seed: int, sizes: list[int], batch_envs: int) -> None:
+    rng = np.random.default_rng(seed)
+    trajectories = [make_trajectory(rng, size) for size in sizes]
+    layout = replace(LAYOUT, batch_envs=batch_envs)
+    ring, packer = make_ring(sum(sizes) // batch_envs + 1, layout)
+    for trajectory in trajectories:
+        packer.add(trajectory)
+
+    whole = {
+        spec.name: np.concatenate([t.columns[spec.name] for t in trajectories], axis=1)
+        for spec in layout.columns()
+    }
+    ends = np.cumsum(sizes)
+    num_batches = int(ends[-1]) // batch_envs
+    assert ring.num_ready == num_batches
+    for index in range(num_batches):
+        slot = ring.take_ready(0.0)
+        assert slot is not None
+        part = slice(index * batch_envs, (index + 1) * batch_envs)
+        for name, array in whole.items():
+            np.testing.assert_array_equal(slot.arrays[name], array[:, part])
+        valid = ~whole["first"][1:, part]
+        assert slot.num_transitions == np.count_nonzero(valid)
+        np.testing.assert_array_equal(slot.versions(), whole["policy_version"][:-1, part][valid])
+        # The episodes of a trajectory come with the batch that holds its last environment.
+        expected = [
+            episode
+            for trajectory, size, end in zip(trajectories, sizes, ends, strict=True)
+            if size and part.start < end <= part.stop
+            for episode in trajectory.episodes
+        ]
+        assert slot.episodes == expected
+
+
+def test_tensors_share_memory_with_the_columns() -> None:
+    slot = BatchSlot(LAYOUT, torch.device("cpu"))
+    batch = slot.on_device()
+    trajectory = make_trajectory(np.random.default_rng(1), 4)
+    slot.fill(trajectory, 0, 4)
+    columns = trajectory.columns
+    assert set(batch.observation) == {"observation.position", "observation.image"}
+    np.testing.assert_array_equal(batch.observation["observation.image"], columns["observation.image"])
+    np.testing.assert_array_equal(batch.action_SB, columns["action"])
+    np.testing.assert_array_equal(batch.reward_SB, columns["reward"])
+    np.testing.assert_array_equal(batch.terminated_SB, columns["terminated"])
+    np.testing.assert_array_equal(batch.truncated_SB, columns["truncated"])
+    np.testing.assert_array_equal(batch.first_SB, columns["first"])
+    np.testing.assert_array_equal(batch.behaviour["log_prob"], columns["log_prob"])
+    assert batch.action_SB.dtype == torch.int64
+    assert batch.first_SB.dtype == torch.bool
+
+
+def test_a_slot_that_comes_round_again_starts_empty() -> None:
+    ring, packer = make_ring(1)
+    rng = np.random.default_rng(2)
+    for _ in range(3):
+        trajectory = replace(make_trajectory(rng, 4), episodes=(Episode(1.0, 2),))
+        packer.add(trajectory)
+        slot = ring.take_ready(0.0)
+        assert slot is not None
+        assert slot.episodes == [Episode(1.0, 2)]
+        assert slot.num_transitions == trajectory.num_transitions
+        ring.release(slot)
+
+
+def changed(name: str, array: np.ndarray | None) -> Trajectory:
+    columns = dict(make_trajectory(np.random.default_rng(3), 2).columns)
+    if array is None:
+        del columns[name]
+    else:
+        columns[name] = array
+    return Trajectory(columns)
+
+
+SHAPE = (LENGTH + 1, 2)
+BAD_ACTION = np.zeros(SHAPE, np.int64)
+BAD_ACTION[1, 1] = 5
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "said"),
+    [
+        (changed("log_prob", None), "no column 'log_prob' among observation.position"),
+        (changed("reward", np.zeros(SHAPE, np.float64)), "'reward' is float64[] instead of float32[]"),
+        (
+            changed("observation.position", np.zeros((*SHAPE, 4), np.float32)),
+            "float32[4] instead of float32[3]",
+        ),
+        (changed("reward", np.full(SHAPE, np.nan, np.float32)), "'reward' holds NaN or infinity"),
+        (changed("log_prob", np.full(SHAPE, -np.inf, np.float32)), "'log_prob' holds NaN or infinity"),
+        (changed("action", BAD_ACTION), "actions from 0 to 5 instead of 0 to 4"),
+        (changed("action", -BAD_ACTION), "actions from -5 to 0 instead of 0 to 4"),
+    ],
+)
+def test_what_does_not_fit_is_named(trajectory: Trajectory, said: str) -> None:
+    problem = LAYOUT.why_unusable(trajectory)
+    assert problem is not None
+    assert said in problem
+
+
+def test_another_unroll_length_is_named() -> None:
+    shorter = {name: a[:-1] for name, a in make_trajectory(np.random.default_rng(4), 2).columns.items()}
+    problem = LAYOUT.why_unusable(Trajectory(shorter))
+    assert problem is not None
+    assert problem.startswith("3 transitions per env instead of 4: actor.unroll_length")
+
+
+def test_what_fits_is_fine() -> None:
+    assert LAYOUT.why_unusable(make_trajectory(np.random.default_rng(5), 2)) is None
+    box = EnvSpec("Box-v0", (ArraySpec("observation", "float32", ()),), BoxAction((2,), (-1, -1), (1, 1)))
+    layout = BatchLayout(box, (), 1, 1)
+    columns: dict[str, np.ndarray] = {
+        spec.name: np.full((2, 3, *spec.shape), 7).astype(spec.dtype) for spec in layout.columns()
+    }
+    assert layout.why_unusable(Trajectory(columns)) is None

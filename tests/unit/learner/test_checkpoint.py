@@ -1,0 +1,282 @@
+"""Checkpoints: whole or not there, whatever kills the writer or damages the files."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
+from services.learner.progress import Progress
+from shoal.errors import CheckpointError, UserError
+from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Episode
+
+SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+KILLER = Path(__file__).with_name("kill_writers.py")
+ROOT = Path(__file__).parents[3]
+
+
+def run_killer(*arguments: str) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, str(KILLER), *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def tensors(value: float = 1.0) -> dict[str, np.ndarray]:
+    return {
+        "policy/a": np.full((3, 4), value, np.float32),
+        "adam/num_steps": np.array(7),
+        "rng/cpu": np.arange(9, dtype=np.uint8),
+    }
+
+
+def save(store: CheckpointStore, step: int, spec: EnvSpec = SPEC) -> Path:
+    progress = Progress(learner_steps=step, env_steps=step * 20, policy_version=step)
+    progress.episodes.extend([Episode(float(step), 3), Episode(0.1, 4)])
+    return store.save(tensors(float(step)), progress.to_json(), spec, "run:\n  seed: 1\n")
+
+
+def make_store(tmp_path: Path, keep: int = 3) -> CheckpointStore:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", keep)
+    store.prepare()
+    return store
+
+
+def newest(store: CheckpointStore) -> Checkpoint:
+    found = store.newest()
+    assert found is not None
+    return found
+
+
+def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    assert store.newest() is None
+    save(store, 5)
+    found = newest(store)
+    for name, array in tensors(5.0).items():
+        np.testing.assert_array_equal(found.tensors[name], array)
+        assert found.tensors[name].dtype == array.dtype
+    assert found.progress.learner_steps == 5
+    assert list(found.progress.episodes) == [Episode(5.0, 3), Episode(0.1, 4)]
+    assert found.spec_hash == SPEC.hash()
+    assert found.config_yaml == "run:\n  seed: 1\n"
+    found.check_spec(SPEC, store.path)
+
+
+def test_anyone_can_check_the_sums(tmp_path: Path) -> None:
+    path = save(make_store(tmp_path), 5)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, check=True, capture_output=True
+    )
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=2)
+    for step in (10, 20, 30, 40):
+        save(store, step)
+    assert sorted(path.name for path in store.path.iterdir()) == ["000003-step-30", "000004-step-40"]
+    assert newest(store).progress.learner_steps == 40
+
+
+def test_numbers_and_not_steps_make_the_order(tmp_path: Path) -> None:
+    """A run that starts afresh in the same place counts its steps from 0 again, and still is the newest."""
+    store = make_store(tmp_path)
+    save(store, 1000)
+    save(store, 3)
+    assert newest(store).progress.learner_steps == 3
+
+
+def test_a_spec_with_infinite_bounds(tmp_path: Path) -> None:
+    spec = EnvSpec(
+        "Box-v0",
+        (ArraySpec("observation", "float32", (1,)),),
+        BoxAction((1,), (-float("inf"),), (float("inf"),)),
+    )
+    store = make_store(tmp_path)
+    path = save(store, 1, spec)
+    newest(store).check_spec(spec, store.path)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads((path / "state.json").read_text(), parse_constant=refuse)
+
+
+def test_another_spec_is_refused_with_both(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    save(store, 1)
+    other = EnvSpec("Other-v1", (ArraySpec("observation", "uint8", (84, 84)),), DiscreteAction(6))
+    with pytest.raises(CheckpointError) as caught:
+        newest(store).check_spec(other, store.path)
+    text = str(caught.value)
+    assert SPEC.describe() in text
+    assert other.describe() in text
+    assert "run.dir" in text
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = save(make_store(tmp_path), 1)
+    positions = 0
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for position in range(0, len(good), max(1, len(good) // 100)):
+            for mask in (0x01, 0x20, 0xFF):
+                bad = bytearray(good)
+                bad[position] ^= mask
+                file.write_bytes(bytes(bad))
+                with pytest.raises(CheckpointError):
+                    read_checkpoint(path)
+                positions += 1
+        file.write_bytes(good)
+    read_checkpoint(path)
+    print(f"{positions} flipped bytes, all refused")
+
+
+def test_every_truncation_is_noticed(tmp_path: Path) -> None:
+    path = save(make_store(tmp_path), 1)
+    for file in sorted(path.iterdir()):
+        good = file.read_bytes()
+        for length in {0, 1, len(good) // 2, len(good) - 1}:
+            file.write_bytes(good[:length])
+            with pytest.raises(CheckpointError):
+                read_checkpoint(path)
+        file.unlink()
+        with pytest.raises(CheckpointError, match=f"cannot read .*{file.name}"):
+            read_checkpoint(path)
+        file.write_bytes(good)
+
+
+def damage(path: Path) -> None:
+    file = path / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+
+
+def test_a_broken_newer_one_is_reported_and_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make_store(tmp_path)
+    save(store, 10)
+    broken = save(store, 20)
+    damage(broken)
+    with caplog.at_level(logging.ERROR):
+        assert newest(store).progress.learner_steps == 10
+    assert str(broken) in caplog.text
+    assert "SHA-256" in caplog.text
+    save(store, 20)
+    assert newest(store).progress.learner_steps == 20, "the next save takes a number of its own"
+
+
+def test_only_broken_ones_stop_the_run(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    damage(save(store, 10))
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint: .*learner\.resume=false"):
+        store.newest()
+
+
+def test_correct_sums_over_nonsense(tmp_path: Path) -> None:
+    """Not damage but another program: an error of its own kind, never a traceback."""
+    from services.learner.checkpoint import _sums
+
+    path = save(make_store(tmp_path), 1)
+    good = (path / "tensors.safetensors").read_bytes()
+    for tensors_file, state in (
+        (b"nonsense", b"{}"),
+        (good, b"{}"),
+        (good, b"[1, 2]"),
+        (good, b"\xff\xfe"),
+        (good, b'{"format": 99}'),
+        (b"nonsense", (path / "state.json").read_bytes()),
+    ):
+        (path / "tensors.safetensors").write_bytes(tensors_file)
+        (path / "state.json").write_bytes(state)
+        (path / "SHA256SUMS").write_bytes(_sums({"tensors.safetensors": tensors_file, "state.json": state}))
+        with pytest.raises(CheckpointError):
+            read_checkpoint(path)
+
+
+def test_leftovers_of_dead_writers_are_cleared_and_other_files_are_not(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    (store.path / ".tmp-000001-step-5").mkdir()
+    (store.path / ".tmp-000001-step-5" / "state.json").write_text("{")
+    (store.path / "notes.txt").write_text("mine")
+    store.prepare()
+    assert [path.name for path in store.path.iterdir()] == ["notes.txt"]
+    assert store.newest() is None
+
+
+def test_a_run_directory_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", 3)
+    with pytest.raises(UserError, match=r"cannot write to .*/run/checkpoints: Not a directory.*run\.dir"):
+        store.prepare()
+
+
+def test_a_full_disk_leaves_the_last_one_and_no_mess(tmp_path: Path) -> None:
+    """A limit on the size of files, in a process of its own, fails writes in the middle like a full disk."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+import numpy as np
+from services.learner.checkpoint import CheckpointStore
+from services.learner.progress import Progress
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec
+spec = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+store = CheckpointStore(Path(sys.argv[1]), 3)
+store.prepare()
+store.save({"a": np.zeros(10)}, Progress(learner_steps=1).to_json(), spec, "")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+for _ in range(3):
+    try:
+        store.save({"a": np.zeros(1 << 20)}, Progress(learner_steps=2).to_json(), spec, "")
+    except OSError as error:
+        print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+print(store.newest().progress.learner_steps, sorted(p.name for p in store.path.iterdir()))
+store.save({"a": np.zeros(1 << 20)}, Progress(learner_steps=3).to_json(), spec, "")
+print(store.newest().progress.learner_steps)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "c")],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["File too large"] * 3 + ["1 ['000001-step-1']", "3"]
+
+
+def test_kill_during_writes_never_leaves_a_torn_one(tmp_path: Path) -> None:
+    found = run_killer("checkpoints", str(tmp_path / "c"), "30", "1")
+    print(f"killed {found['rounds']} writers: {found}")
+    assert found["rounds"] == 30
+    assert found["torn"] == 0
+    assert found["leftovers"] > 0, "no kill landed inside a write: the test shows nothing"
+
+
+def test_control_kill_without_the_rename_is_seen(tmp_path: Path) -> None:
+    found = run_killer("unprotected", str(tmp_path / "c"), "10", "1")
+    print(f"control, killed {found['rounds']} unprotected writers: {found}")
+    assert 0 < found["torn"] <= found["rounds"]
+
+
+def test_versions_never_go_back_under_kills(tmp_path: Path) -> None:
+    found = run_killer("versions", str(tmp_path / "v"), "30", "2")
+    print(f"killed {found['rounds']} users of versions: {found}")
+    assert found["gone_back"] == 0
+    assert found["numbers"] > 30 * 8
