@@ -1,0 +1,20 @@
+"""The actor as a program: `python -m services.actor --config run.yaml`.
+
+Imports nothing at the top: each worker process of asynchronous environments imports this module again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    from services.actor.loop import run_actor
+    from shoal.rpc.process import run_service
+
+    run_service("actor", run_actor, argv)
+
+
+if __name__ == "__main__":
+    main()

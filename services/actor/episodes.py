@@ -1,0 +1,38 @@
+"""Returns and lengths of the episodes of one group of environments.
+
+Owned by one group and used on the event loop only. A step costs one addition over E environments,
+however many episodes end later: starts are remembered as step numbers instead of counting every step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.envs.vector import EnvStep
+from shoal.records import Episode
+
+
+class EpisodeTracker:
+    """Feed it every step after the reset; it answers with the episodes that ended there."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._returns = np.zeros(num_envs, np.float64)
+        # Number of the step that showed the episode's first observation.
+        self._starts = np.zeros(num_envs, np.int64)
+        self._step = 0
+        self._restarting = False
+
+    def add(self, step: EnvStep) -> tuple[Episode, ...]:
+        """Episodes that ended at this step, by environment."""
+        self._step += 1
+        self._returns += step.reward
+        if self._restarting:
+            self._returns[step.first] = 0.0
+            self._starts[step.first] = self._step
+        ended = np.flatnonzero(step.done)
+        self._restarting = ended.size > 0
+        if not self._restarting:
+            return ()
+        returns = self._returns[ended].tolist()
+        lengths = (self._step - self._starts[ended]).tolist()
+        return tuple(map(Episode, returns, lengths))

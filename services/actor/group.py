@@ -1,0 +1,211 @@
+"""One group of environments: acts, records, hands over unrolls; several groups take turns on the event loop.
+
+Started by `services.actor.loop`, one task per group. Environments are stepped inline, which is fastest for
+vectorised ones; only those that wait for worker processes are stepped in a thread.
+Knows streams and sinks by their protocols, so that it is tested without sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+
+from services.actor.episodes import EpisodeTracker
+from services.actor.link import InferenceLink
+from services.actor.metrics import ActorMetrics
+from services.actor.unroll import UnrollBuilder
+from services.actor.waiting import WaitLog
+from shoal.clients.inference import ActStream
+from shoal.config.tree import LimitsSection
+from shoal.envs.vector import EnvStep, ShoalVectorEnv
+from shoal.errors import UnavailableError, UserError
+from shoal.records import ACTION, Trajectory
+from shoal.wire import encode_trajectory
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where encoded trajectories go: `ReplayWriter`."""
+
+    async def append(self, payload: bytes) -> None:
+        """Returns once the payload is taken; waits while too much is not acknowledged."""
+        ...
+
+
+class Group:
+    """E environments with one stream to inference. `run` ends only by `stop` or an error."""
+
+    def __init__(
+        self,
+        env: ShoalVectorEnv,
+        link: InferenceLink,
+        sink: Sink | None,
+        metrics: ActorMetrics,
+        waits: WaitLog,
+        *,
+        seed: int,
+        unroll_length: int,
+        limits: LimitsSection,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Without a sink (an evaluator) unrolls only count episodes."""
+        self._env = env
+        self._link = link
+        self._sink = sink
+        self._metrics = metrics
+        self._waits = waits
+        self._seed = seed
+        self._unroll_length = unroll_length
+        self._limits = limits
+        self._clock = clock
+        self._episodes = EpisodeTracker(env.num_envs)
+        # A thread that is never shared: environments that wait for processes must not wait for each other.
+        self._thread = ThreadPoolExecutor(1) if env.waits_for_processes else None
+        self._shown: EnvStep | None = None
+        self._builder: UnrollBuilder | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._must_finish = False
+
+    async def run(self) -> None:
+        """Raises UserError if inference refuses the group."""
+        self._task = asyncio.current_task()
+        try:
+            self._shown = self._env.reset(self._seed)
+            while not self._stopping:
+                stream = await self._link.connect()
+                await self._act_until_break(stream, self._builder_for(stream))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        finally:
+            self._drop_open_unroll()
+            await self._link.close()
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """Ends `run`: at once, but for a handover or a step in a thread that is under way."""
+        self._stopping = True
+        if self._task is not None and not self._must_finish:
+            self._task.cancel()
+
+    async def _act_until_break(self, stream: ActStream, builder: UnrollBuilder) -> None:
+        """Unroll after unroll, until the stream breaks or the group is to move to another replica."""
+        try:
+            while not self._stopping:
+                await self._fill(stream, builder)
+                if builder.full:
+                    await self._hand_over(builder)
+                if self._link.move_ready():
+                    return
+        except UnavailableError as error:
+            self._metrics.inference_reconnects.inc()
+            dropped = self._drop_open_unroll()
+            log.info("lost inference (%s); dropped %d steps of an open unroll", error, dropped)
+
+    async def _fill(self, stream: ActStream, builder: UnrollBuilder) -> None:
+        """The hot loop: everything in it runs once per step."""
+        env, episodes, clock = self._env, self._episodes, self._clock
+        wait_action = env_step = 0.0
+        try:
+            while not builder.full and not self._stopping:
+                asked = clock()
+                reply = await stream.act(builder.observation, builder.first)
+                answered = clock()
+                action = reply.outputs[ACTION]
+                shown = env.step(action) if self._thread is None else await self._step_in_thread(action)
+                stepped = clock()
+                self._shown = shown
+                builder.add(reply, shown, episodes.add(shown))
+                wait_action += answered - asked
+                env_step += stepped - answered
+        finally:
+            self._metrics.phases.add("wait_action", wait_action)
+            self._metrics.phases.add("env_step", env_step)
+
+    async def _step_in_thread(self, action: np.ndarray) -> EnvStep:
+        self._must_finish = True
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._env.step, action)
+        finally:
+            self._must_finish = False
+
+    async def _hand_over(self, builder: UnrollBuilder) -> None:
+        metrics = self._metrics
+        num_transitions = builder.num_transitions
+        metrics.env_steps.inc(num_transitions)
+        metrics.autoreset_steps.inc(self._unroll_length * self._env.num_envs - num_transitions)
+        metrics.add_episodes(builder.episodes)
+        metrics.policy_version.set(builder.policy_version)
+        if self._sink is None:
+            builder.carry_over()
+            return
+        start = self._clock()
+        payload = self._encode(builder.trajectory())
+        builder.carry_over()
+        encoded = self._clock()
+        metrics.phases.add("encode", encoded - start)
+        await self._append(self._sink, payload)
+        metrics.phases.add("wait_ack", self._clock() - encoded)
+
+    def _encode(self, trajectory: Trajectory) -> bytes:
+        payload = encode_trajectory(trajectory)
+        _check_size("encoded trajectory", len(payload), self._limits, "max_message_bytes")
+        self._metrics.raw_bytes.inc(sum(column.nbytes for column in trajectory.columns.values()))
+        self._metrics.encoded_bytes.inc(len(payload))
+        return payload
+
+    async def _append(self, sink: Sink, payload: bytes) -> None:
+        self._must_finish = True
+        try:
+            with self._waits.waiting_for("replay to take a trajectory"):
+                await sink.append(payload)
+        finally:
+            self._must_finish = False
+        self._metrics.unrolls.inc()
+
+    def _builder_for(self, stream: ActStream) -> UnrollBuilder:
+        outputs = stream.welcome.outputs
+        if self._builder is None or self._builder.outputs != outputs:
+            assert self._shown is not None
+            self._builder = UnrollBuilder(self._env.spec, outputs, self._unroll_length, self._env.num_envs)
+            self._builder.start(self._shown)
+            if self._sink is not None:
+                self._check_sizes(self._builder)
+        return self._builder
+
+    def _check_sizes(self, builder: UnrollBuilder) -> None:
+        """Shards would reject every trajectory beyond these limits: say so before the first step."""
+        sizes = builder.column_sizes
+        _check_size("trajectory column", max(sizes), self._limits, "max_tensor_bytes")
+        _check_size("trajectory", sum(sizes), self._limits, "max_trajectory_bytes")
+
+    def _drop_open_unroll(self) -> int:
+        """What the environments show now stays; it starts the next unroll."""
+        builder = self._builder
+        if builder is None:
+            return 0
+        dropped = builder.num_transitions
+        self._metrics.env_steps.inc(dropped)
+        self._metrics.dropped_steps.inc(dropped)
+        self._metrics.add_episodes(builder.episodes)
+        builder.carry_over()
+        return dropped
+
+
+def _check_size(what: str, num_bytes: int, limits: LimitsSection, limit: str) -> None:
+    max_bytes = getattr(limits, limit)
+    if num_bytes > max_bytes:
+        raise UserError(
+            f"{what} of {num_bytes} bytes is above limits.{limit} ({max_bytes}): lower actor.unroll_length "
+            "or actor.envs, raise actor.groups, or raise the limit for all services"
+        )

@@ -1,0 +1,180 @@
+"""The actor's process: builds the groups, runs them until told to stop, and drains.
+
+`run_actor` is what `__main__` hands to `run_service`. Everything is on the one event loop. An actor keeps
+nothing: it can be killed at any time, and a new life under a new run_id takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Sequence
+
+from services.actor.group import Group
+from services.actor.link import InferenceLink, Seat
+from services.actor.metrics import ActorMetrics
+from services.actor.waiting import WaitLog
+from shoal.clients.inference import ActHello
+from shoal.clients.inference_grpc import GrpcInferenceClient
+from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.replay_writer import ReplayWriter
+from shoal.config import Config
+from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.metrics import start_metrics_server
+from shoal.records import Life
+from shoal.rpc.addresses import Address, AddressBook
+from shoal.rpc.process import ServiceContext
+from shoal.rpc.server import RpcServer
+
+log = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 1.0
+# Of rpc.drain_s: kept for closing after the last ack.
+CLOSING_S = 1.0
+
+
+async def run_actor(config: Config, context: ServiceContext) -> None:
+    """Steps environments until `context.stopping`. Raises UserError for what only the user can mend."""
+    section = config.actor
+    metrics = ActorMetrics(context.registry, section.mode)
+    metrics.envs.set(section.envs)
+    envs = make_envs(config)
+    endpoint = start_metrics_server(section.listen.metrics, context.registry)
+    server = RpcServer("", section.listen.health, config.security, config.limits, config.rpc)
+    try:
+        await server.start()
+        await context.announce(health=server.health_address, metrics=endpoint.address)
+        actor = Actor(config, envs, metrics)
+        await actor.run(context.stopping, server)
+    finally:
+        await server.drain(0)
+        for env in envs:
+            env.close()
+        endpoint.close()
+
+
+def make_envs(config: Config) -> list[ShoalVectorEnv]:
+    """One vectorised environment per group. Before anything that threads or forks could disturb."""
+    section = config.actor
+    envs: list[ShoalVectorEnv] = []
+    try:
+        for _ in range(section.groups):
+            envs.append(make_vector_env(config.env, section.envs // section.groups))
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return envs
+
+
+def group_seed(run_seed: int, actor_id: str, group: int) -> int:
+    """Differs between all groups of a run; environments of a group count on from it."""
+    digest = hashlib.sha256(f"{run_seed}/{group}/{actor_id}".encode()).digest()
+    # Some simulators take seeds of 31 bits only.
+    return int.from_bytes(digest[:8], "big") % (1 << 30)
+
+
+class Actor:
+    """One life of an actor: its groups, and the writer that they share."""
+
+    def __init__(self, config: Config, envs: Sequence[ShoalVectorEnv], metrics: ActorMetrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._waits = WaitLog()
+        self._life = Life(config.actor.id, secrets.token_hex(8))
+        self._inference = AddressBook(config.addresses.inference, config.rpc)
+        self._writer = self._make_writer() if config.actor.mode == "train" else None
+        self._groups = [self._make_group(index, env) for index, env in enumerate(envs)]
+
+    async def run(self, stopping: asyncio.Event, server: RpcServer) -> None:
+        log.info(
+            "life %s: %d environments in %d groups, %s",
+            self._life.run_id,
+            self._config.actor.envs,
+            len(self._groups),
+            self._config.actor.mode,
+        )
+        if self._writer is not None:
+            self._writer.start()
+        groups = [asyncio.create_task(group.run()) for group in self._groups]
+        others = [
+            asyncio.create_task(self._inference.watch(_log_change)),
+            asyncio.create_task(self._report()),
+            asyncio.create_task(stopping.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait([*groups, *others], return_when=asyncio.FIRST_COMPLETED)
+            # Groups only end by errors. While stopping those are no news: the same signal may have ended
+            # the processes of asynchronous environments.
+            if not stopping.is_set():
+                for task in done:
+                    task.result()
+            server.set_serving(False)
+            await self._drain(groups)
+        finally:
+            for task in (*groups, *others):
+                task.cancel()
+            await asyncio.gather(*groups, *others, return_exceptions=True)
+            if self._writer is not None:
+                await self._writer.close()
+
+    async def _drain(self, groups: Sequence[asyncio.Task[None]]) -> None:
+        """Stop stepping; then wait for the acks of what was handed over, as long as there is time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max(self._config.rpc.drain_s - CLOSING_S, 0.0)
+        for group in self._groups:
+            group.stop()
+        await asyncio.wait(groups, timeout=deadline - loop.time())
+        if self._writer is None:
+            return
+        unacked = await self._writer.flush(max(deadline - loop.time(), 0.0))
+        self._metrics.follow_writer(self._writer.stats)
+        log.info("drained: %d trajectories acked, %d not", self._writer.stats.num_acked, unacked)
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            self._waits.report()
+            if self._writer is not None:
+                self._metrics.follow_writer(self._writer.stats)
+
+    def _make_group(self, index: int, env: ShoalVectorEnv) -> Group:
+        config, section = self._config, self._config.actor
+        hello = ActHello(self._life, env.spec, env.num_envs, greedy=section.mode == "evaluate")
+        link = InferenceLink(
+            Seat(section.id, index, section.groups),
+            hello,
+            lambda: self._inference.current,
+            self._dial_inference,
+            max_backoff_s=config.rpc.max_backoff_s,
+            retry_home_s=config.rpc.resolve_every_s,
+            waits=self._waits,
+        )
+        return Group(
+            env,
+            link,
+            self._writer,
+            self._metrics,
+            self._waits,
+            seed=group_seed(config.run.seed, section.id, index),
+            unroll_length=section.unroll_length,
+            limits=config.limits,
+        )
+
+    def _make_writer(self) -> ReplayWriter:
+        config = self._config
+        shards = AddressBook(config.addresses.replay, config.rpc)
+        table = config.learner.table
+        return ReplayWriter(shards, self._dial_replay, self._life, table, config.actor, config.rpc)
+
+    def _dial_inference(self, address: Address) -> GrpcInferenceClient:
+        return GrpcInferenceClient(address, self._config.security, self._config.limits, self._config.rpc)
+
+    def _dial_replay(self, address: Address) -> GrpcReplayClient:
+        return GrpcReplayClient(address, self._config.security, self._config.limits, self._config.rpc)
+
+
+def _log_change(addresses: tuple[Address, ...]) -> None:
+    log.info("inference is at %s", ", ".join(address.target for address in addresses))

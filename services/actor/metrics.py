@@ -1,0 +1,91 @@
+"""What an actor measures about itself. Made once per process; updated on the event loop, once per unroll."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from shoal.clients.replay_writer import WriterStats
+from shoal.metrics import Phases
+from shoal.records import Episode
+
+# Episodes that the mean return is taken over.
+MEAN_OVER = 100
+
+PHASES = ("env_step", "wait_action", "encode", "wait_ack")
+
+
+class ActorMetrics:
+    """`mode` is `train` or `evaluate`; it labels what must not be added up over both."""
+
+    def __init__(self, registry: CollectorRegistry, mode: str = "train") -> None:
+        def counter(name: str, documentation: str, *labels: str) -> Counter:
+            return Counter(f"shoal_actor_{name}", documentation, labels, registry=registry)
+
+        def gauge(name: str, documentation: str, *labels: str) -> Gauge:
+            return Gauge(f"shoal_actor_{name}", documentation, labels, registry=registry)
+
+        self.env_steps = counter("env_steps", "Transitions made; autoresets are none.", "mode").labels(mode)
+        self.autoreset_steps = counter("autoreset_steps", "Steps that only started the next episode.")
+        self.dropped_steps = counter(
+            "dropped_steps",
+            "Transitions of open unrolls that were dropped when a stream broke or at the end.",
+        )
+        self.unrolls = counter("unrolls", "Unrolls handed to the replay.")
+        self.raw_bytes = counter("trajectory_raw_bytes", "Bytes of unrolls before compression.")
+        self.encoded_bytes = counter("trajectory_encoded_bytes", "Bytes of unrolls as sent.")
+
+        self._acked = counter("acked_items", "Unrolls that a shard has stored.")
+        self._resent = counter("resent_items", "Unrolls sent again because no answer came.")
+        self._moved = counter("moved_items", "Unrolls given to another shard because theirs was silent.")
+        self._timed_out = counter("timed_out_items", "Times a shard had no room for an unroll in time.")
+        self._rejected = counter("rejected_items", "Unrolls that a shard refused for good.")
+        self._seen = WriterStats()
+
+        self._episodes = counter("episodes", "Episodes finished.", "mode").labels(mode)
+        self._episode_steps = counter("episode_steps", "Steps of finished episodes.", "mode").labels(mode)
+        self._return_sum = gauge(
+            "episode_return_sum", "Sum of the returns of finished episodes; can fall.", "mode"
+        ).labels(mode)
+        self._return_mean = gauge(
+            "episode_return_mean", f"Mean return of the last {MEAN_OVER} episodes.", "mode"
+        ).labels(mode)
+        self._length_mean = gauge(
+            "episode_length_mean_steps", f"Mean length of the last {MEAN_OVER} episodes.", "mode"
+        ).labels(mode)
+        self._recent: deque[Episode] = deque(maxlen=MEAN_OVER)
+
+        self.policy_version = gauge("policy_version", "Newest version of the weights that acted here.")
+        self.envs = gauge("envs", "Environments of this actor.")
+        reconnects = counter("reconnects", "Streams that broke and were opened again.", "peer")
+        self.inference_reconnects = reconnects.labels("inference")
+        self.phases = Phases(
+            registry,
+            "shoal_actor_phase",
+            "Time of the groups by what they do; all phases add up to the number of groups per second.",
+            PHASES,
+        )
+
+    def follow_writer(self, stats: WriterStats) -> None:
+        """Adds what the writer counted since the last call."""
+        seen = self._seen
+        self._acked.inc(stats.num_acked - seen.num_acked)
+        self._resent.inc(stats.num_resent - seen.num_resent)
+        self._moved.inc(stats.num_moved - seen.num_moved)
+        self._timed_out.inc(stats.num_timed_out - seen.num_timed_out)
+        self._rejected.inc(stats.num_rejected - seen.num_rejected)
+        self._seen = replace(stats)
+
+    def add_episodes(self, episodes: Sequence[Episode]) -> None:
+        if not episodes:
+            return
+        self._episodes.inc(len(episodes))
+        self._episode_steps.inc(sum(episode.num_steps for episode in episodes))
+        self._return_sum.inc(sum(episode.episode_return for episode in episodes))
+        self._recent.extend(episodes[-MEAN_OVER:])
+        count = len(self._recent)
+        self._return_mean.set(sum(episode.episode_return for episode in self._recent) / count)
+        self._length_mean.set(sum(episode.num_steps for episode in self._recent) / count)

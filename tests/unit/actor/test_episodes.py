@@ -1,0 +1,35 @@
+"""Returns and lengths of episodes, by hand-worked steps."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from services.actor.episodes import EpisodeTracker
+from shoal.envs.vector import EnvStep
+from shoal.records import Episode
+
+
+def step(reward: list[float], done: list[int], first: list[int]) -> EnvStep:
+    ended = np.array(done, np.bool_)
+    nobody = np.zeros_like(ended)
+    return EnvStep({}, np.array(reward, np.float32), ended, nobody, np.array(first, np.bool_), ended)
+
+
+def test_hand_worked_episodes_of_two_environments() -> None:
+    tracker = EpisodeTracker(2)
+    assert tracker.add(step([1, 2], [0, 0], [0, 0])) == ()
+    assert tracker.add(step([1, 2], [1, 0], [0, 0])) == (Episode(2.0, 2),)
+    # The first environment restarts; whatever an autoreset step earns is no part of an episode.
+    assert tracker.add(step([9, 2], [0, 1], [1, 0])) == (Episode(6.0, 3),)
+    # An episode of one step, while the second environment restarts.
+    assert tracker.add(step([5, 0], [1, 0], [0, 1])) == (Episode(5.0, 1),)
+    assert tracker.add(step([0, -1], [0, 0], [1, 0])) == ()
+    assert tracker.add(step([4, -1], [1, 1], [0, 0])) == (Episode(4.0, 1), Episode(-2.0, 2))
+
+
+def test_long_returns_do_not_lose_precision() -> None:
+    tracker = EpisodeTracker(1)
+    tracker.add(step([2.0**25], [0], [0]))
+    for _ in range(9):
+        tracker.add(step([1.0], [0], [0]))
+    assert tracker.add(step([1.0], [1], [0])) == (Episode(2.0**25 + 10, 11),)

@@ -1,0 +1,297 @@
+"""A whole group without sockets: what it hands over, and what it does when inference breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.actor.group import Group, Sink
+from services.actor.link import InferenceLink, Seat
+from services.actor.metrics import ActorMetrics
+from services.actor.waiting import WaitLog
+from shoal.clients.inference import ActHello
+from shoal.config.tree import EnvSection, LimitsSection
+from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.errors import SpecMismatchError, UnavailableError, UserError
+from shoal.records import Life, Trajectory
+from shoal.wire import decode_trajectory
+from tests.unit.actor.twin import Replicas
+from tests.unit.envs import counting
+
+T, E = 5, 3
+DEFAULT_LIMITS = LimitsSection()
+
+
+@dataclass
+class Collected:
+    """A sink that takes everything until `room` is cleared."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    grown: asyncio.Condition = field(default_factory=asyncio.Condition)
+    num_waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.room.set()
+
+    async def append(self, payload: bytes) -> None:
+        self.num_waiting += 1
+        await self.room.wait()
+        self.num_waiting -= 1
+        async with self.grown:
+            self.trajectories.append(decode_trajectory(payload, LimitsSection()))
+            self.grown.notify_all()
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(20), self.grown:
+            await self.grown.wait_for(lambda: len(self.trajectories) >= count)
+
+
+class Harness:
+    """One group of counting environments and all that it needs."""
+
+    def __init__(
+        self, vectorization: str, replicas: Replicas, *, evaluate: bool, limits: LimitsSection
+    ) -> None:
+        self.replicas = replicas
+        self.sink = Collected()
+        self.registry = CollectorRegistry()
+        self.slept: list[float] = []
+        mode = "evaluate" if evaluate else "train"
+        self.env = _make_env(vectorization)
+        hello = ActHello(Life("actor-0", "life"), self.env.spec, E, greedy=evaluate)
+        waits = WaitLog()
+        link = InferenceLink(
+            Seat("actor-0", 0, 1),
+            hello,
+            lambda: replicas.addresses,
+            replicas.dial,
+            max_backoff_s=2.0,
+            retry_home_s=5.0,
+            waits=waits,
+            sleep=self._sleep,
+        )
+        sink: Sink | None = None if evaluate else self.sink
+        self.metrics = ActorMetrics(self.registry, mode)
+        self.group = Group(
+            self.env,
+            link,
+            sink,
+            self.metrics,
+            waits,
+            seed=70,
+            unroll_length=T,
+            limits=limits,
+        )
+        self.task = asyncio.create_task(self.group.run())
+
+    async def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+    def value(self, name: str, **labels: str) -> float:
+        value = self.registry.get_sample_value(f"shoal_actor_{name}", labels)
+        assert value is not None, name
+        return value
+
+    async def stop(self) -> None:
+        self.group.stop()
+        async with asyncio.timeout(20):
+            await self.task
+
+
+def _make_env(vectorization: str) -> ShoalVectorEnv:
+    section = {"id": f"{counting.__name__}:Counting-v0", "vectorization": vectorization}
+    return make_vector_env(EnvSection.model_validate(section), E)
+
+
+def run(
+    test: Callable[[Harness], Awaitable[None]],
+    *names: str,
+    vectorization: str = "sync",
+    evaluate: bool = False,
+    limits: LimitsSection = DEFAULT_LIMITS,
+    prepare: Callable[[Replicas], None] = lambda _: None,
+) -> None:
+    async def body() -> None:
+        replicas = Replicas(*(names or ("a",)))
+        prepare(replicas)
+        harness = Harness(vectorization, replicas, evaluate=evaluate, limits=limits)
+        try:
+            await test(harness)
+        finally:
+            harness.group.stop()
+            with suppress(UserError):
+                await asyncio.wait_for(harness.task, 20)
+            harness.env.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_unrolls_follow_each_other_without_gaps(vectorization: str) -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(6)
+        await harness.stop()
+        trajectories = harness.sink.trajectories
+        for trajectory in trajectories:
+            assert trajectory.unroll_length == T
+            assert trajectory.num_envs == E
+            counting.check_rows(trajectory)
+        for before, after in pairwise(trajectories):
+            for name in ("observation", "first"):
+                np.testing.assert_array_equal(before.columns[name][-1], after.columns[name][0])
+            assert after.columns["policy_version"][0, 0] == before.columns["policy_version"][-1, 0] + 1
+        handed_over = sum(t.num_transitions for t in trajectories)
+        assert harness.value("unrolls_total") == len(trajectories)
+        assert harness.value("env_steps_total", mode="train") == handed_over + harness.value(
+            "dropped_steps_total"
+        )
+        ends = sum(int((t.columns["terminated"] | t.columns["truncated"]).sum()) for t in trajectories)
+        assert sum(len(t.episodes) for t in trajectories) == ends
+        assert harness.value("episodes_total", mode="train") >= ends
+        assert harness.value("trajectory_raw_bytes_total") > harness.value("trajectory_encoded_bytes_total")
+
+    run(test, vectorization=vectorization)
+
+
+def test_a_break_drops_the_open_unroll_and_goes_on_from_the_current_observation() -> None:
+    """The stream breaks in every place of an unroll; nothing is stored twice, mixed or reset."""
+
+    # Streams live for 1, 2, 3, ... 10 steps: shorter, as long as and longer than an unroll.
+    breaks = list(accumulate(range(1, 11)))
+    left = set(breaks)
+
+    def break_at(num_acts: int) -> None:
+        if num_acts in left:
+            left.remove(num_acts)
+            raise UnavailableError("broken by the test")
+
+    def prepare(replicas: Replicas) -> None:
+        replicas.backends["a"].before_act = break_at
+
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(12)
+        await harness.stop()
+        backend = harness.replicas.backends["a"]
+        for trajectory in harness.sink.trajectories:
+            counting.check_rows(trajectory)
+            versions = trajectory.columns["policy_version"]
+            np.testing.assert_array_equal(versions[1:T], versions[: T - 1] + 1)
+            streams = {bisect_right(breaks, version - 1) for version in versions[:T].ravel().tolist()}
+            assert len(streams) == 1, "an unroll never spans two streams"
+        assert harness.value("reconnects_total", peer="inference") == len(breaks)
+        assert len(backend.hellos) == len(breaks) + 1
+        assert len({hello.life for hello in backend.hellos}) == 1
+        dropped = harness.value("dropped_steps_total")
+        assert dropped > 0
+        handed_over = sum(t.num_transitions for t in harness.sink.trajectories)
+        autoresets = harness.value("autoreset_steps_total")
+        assert harness.value("env_steps_total", mode="train") == handed_over + dropped
+        assert autoresets == sum(T * E - t.num_transitions for t in harness.sink.trajectories)
+        # Time of the environments only goes on: between two unrolls are the dropped steps.
+        for before, after in pairwise(harness.sink.trajectories):
+            old, new = before.columns["observation"][-1], after.columns["observation"][0]
+            assert ((new[:, 1] > old[:, 1]) | ((new[:, 1] == old[:, 1]) & (new[:, 2] >= old[:, 2]))).all()
+        assert not backend.sessions
+
+    run(test, prepare=prepare)
+
+
+def test_a_dead_replica_is_replaced_by_the_next_one() -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(2)
+        harness.replicas.kill("a")
+        await harness.sink.until(6)
+        assert harness.replicas.backends["b"].num_acts >= 2 * T
+        await harness.stop()
+        assert harness.value("reconnects_total", peer="inference") == 1
+
+    run(test, "a", "b")
+
+
+def test_a_new_replica_is_moved_to_between_two_unrolls() -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(2)
+        assert harness.replicas.backends["a"].num_acts == 0
+        harness.replicas.down.clear()
+        await harness.sink.until(20)
+        moved_after = harness.replicas.backends["b"].num_acts
+        assert moved_after % T == 0, "the move happened at the end of an unroll"
+        assert harness.replicas.backends["a"].num_acts > 0
+        assert not harness.replicas.backends["b"].sessions
+        await harness.stop()
+        assert harness.value("reconnects_total", peer="inference") == 0
+
+    run(test, "a", "b", prepare=lambda replicas: replicas.down.add("a"))
+
+
+def test_a_refusal_ends_the_group() -> None:
+    def prepare(replicas: Replicas) -> None:
+        replicas.backends["a"].refusal = SpecMismatchError("the run's spec is another")
+
+    async def test(harness: Harness) -> None:
+        with pytest.raises(SpecMismatchError, match="another"):
+            await asyncio.wait_for(harness.task, 20)
+
+    run(test, prepare=prepare)
+
+
+@pytest.mark.parametrize("limit", ["max_tensor_bytes", "max_trajectory_bytes", "max_message_bytes"])
+def test_a_trajectory_that_shards_would_refuse_is_the_users_to_mend(limit: str) -> None:
+    async def test(harness: Harness) -> None:
+        with pytest.raises(UserError, match=rf"bytes is above limits\.{limit} \(100\): lower actor"):
+            await asyncio.wait_for(harness.task, 20)
+        assert harness.sink.trajectories == []
+
+    run(test, limits=LimitsSection.model_construct(**{**dict(LimitsSection()), limit: 100}))
+
+
+def test_stopping_ends_a_wait_for_actions_at_once() -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(1)
+        harness.replicas.backends["a"].hold.clear()
+        await harness.stop()
+        assert not harness.replicas.backends["a"].sessions
+
+    run(test)
+
+
+def test_stopping_lets_a_handover_finish() -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(1)
+        harness.sink.room.clear()
+        async with asyncio.timeout(20):
+            while not harness.sink.num_waiting:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0)
+        harness.group.stop()
+        await asyncio.sleep(0)
+        assert not harness.task.done()
+        before = len(harness.sink.trajectories)
+        harness.sink.room.set()
+        await asyncio.wait_for(harness.task, 20)
+        assert len(harness.sink.trajectories) == before + 1
+
+    run(test)
+
+
+def test_an_evaluator_is_greedy_and_stores_nothing() -> None:
+    async def test(harness: Harness) -> None:
+        async with asyncio.timeout(20):
+            while harness.replicas.backends["a"].num_acts < 10 * T:  # noqa: ASYNC110 - nobody sets an event
+                await asyncio.sleep(0)
+        await harness.stop()
+        assert all(hello.greedy for hello in harness.replicas.backends["a"].hellos)
+        assert harness.sink.trajectories == []
+        assert harness.value("episodes_total", mode="evaluate") > 0
+        assert harness.value("unrolls_total") == 0
+
+    run(test, evaluate=True)
