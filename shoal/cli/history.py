@@ -1,0 +1,144 @@
+"""history.jsonl: what the monitor saw of a run, one JSON object a line, and never more than a bounded number.
+
+Two kinds of lines: samples (one per poll) and events (a restart, a warning). When there are too many
+samples every other one is dropped and from then on only half as many are taken, so that a run of a month
+leaves a file as small as one of an hour. Written by the monitor on the event loop, read by the report.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TextIO
+
+MAX_SAMPLES = 2000
+MAX_EVENTS = 1000
+
+# Role -> phase -> seconds.
+PhaseSeconds = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The run at one moment. None: not known (yet). Rates are means since the sample before."""
+
+    time_s: float
+    env_steps: int | None = None
+    episode_return: float | None = None
+    evaluation_return: float | None = None
+    env_steps_per_s: float | None = None
+    trained_steps_per_s: float | None = None
+    learner_waiting: float | None = None
+    inference_batch: float | None = None
+    inference_latency_ms: float | None = None
+    replay_items: int | None = None
+    replay_fill: float | None = None
+    policy_lag: float | None = None
+    policy_version: int | None = None
+    num_restarts: int = 0
+    # Both grow over the whole run: seconds by role and phase, and the work that each process has done.
+    phases: PhaseSeconds = field(default_factory=dict)
+    load: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something worth telling that happened `time_s` into the run."""
+
+    time_s: float
+    text: str
+
+
+class History:
+    """The samples and events of one run, in memory and on disk."""
+
+    def __init__(self, path: Path, *, max_samples: int = MAX_SAMPLES) -> None:
+        self._path = path
+        self._max_samples = max_samples
+        self.samples, self.events = read_history(path)
+        self._interval_s = self.last_time_s / max_samples if len(self.samples) > max_samples // 2 else 0.0
+        self._skipped: Sample | None = None
+        self._file = _open_for_append(path)
+
+    @property
+    def last_time_s(self) -> float:
+        """How long the run has lasted, over all its sessions."""
+        last = [*(s.time_s for s in self.samples[-1:]), *(e.time_s for e in self.events[-1:])]
+        return max(last, default=0.0)
+
+    def add(self, sample: Sample) -> None:
+        if self.samples and sample.time_s - self.samples[-1].time_s < self._interval_s:
+            self._skipped = sample
+            return
+        self._skipped = None
+        self.samples.append(sample)
+        self._write(sample)
+        if len(self.samples) > self._max_samples:
+            self._thin()
+
+    def add_event(self, event: Event) -> None:
+        self.events.append(event)
+        self._write(event)
+        if len(self.events) > MAX_EVENTS:
+            del self.events[: MAX_EVENTS // 2]
+
+    def close(self) -> None:
+        """Writes the last sample even if it was to be skipped."""
+        if self._skipped is not None:
+            self.samples.append(self._skipped)
+            self._write(self._skipped)
+            self._skipped = None
+        self._file.close()
+
+    def _thin(self) -> None:
+        self.samples = self.samples[::2]
+        self._interval_s = max(2 * self._interval_s, 2 * self.last_time_s / self._max_samples)
+        entries: list[Sample | Event] = [*self.samples, *self.events]
+        entries.sort(key=lambda entry: entry.time_s)
+        temporary = self._path.with_suffix(".tmp")
+        temporary.write_text("".join(map(_to_line, entries)), encoding="utf-8")
+        os.replace(temporary, self._path)
+        self._file.close()
+        self._file = _open_for_append(self._path)
+
+    def _write(self, entry: Sample | Event) -> None:
+        self._file.write(_to_line(entry))
+        self._file.flush()
+
+
+def read_history(path: Path) -> tuple[list[Sample], list[Event]]:
+    """All that is readable: a torn last line of a killed run is left out."""
+    samples: list[Sample] = []
+    events: list[Event] = []
+    try:
+        lines: Iterable[str] = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = ()
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if "text" in record:
+                events.append(_build(Event, record))
+            else:
+                samples.append(_build(Sample, record))
+        except (ValueError, TypeError):
+            continue
+    return samples, events
+
+
+def _open_for_append(path: Path) -> TextIO:
+    return open(path, "a", encoding="utf-8")
+
+
+def _to_line(entry: Sample | Event) -> str:
+    record = {key: value for key, value in asdict(entry).items() if value is not None}
+    return json.dumps(record, allow_nan=False, default=str) + "\n"
+
+
+def _build(kind: type[Any], record: dict[str, Any]) -> Any:
+    """Fields that this version does not know are left out."""
+    known = {f.name for f in fields(kind)}
+    return kind(**{key: value for key, value in record.items() if key in known})

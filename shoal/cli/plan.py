@@ -1,0 +1,115 @@
+"""Which processes a local run consists of, and what each is told on its command line.
+
+Pure: config in, commands out. All services talk over unix sockets in one private directory, so `addresses.*`
+and the `listen.grpc` and `listen.health` of a config file do not count here; `listen.metrics` does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import shoal
+from shoal.config import Config
+
+# Slow starters first: learner and inference import torch while the others come up.
+START_ORDER = ("learner", "inference", "replay", "actor", "evaluator")
+
+# Who dials whom.
+PEERS = {"actor": ("inference", "replay"), "inference": ("learner",), "learner": ("replay",), "replay": ()}
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of the run. `role` is the service's name, or `evaluator` for an actor that evaluates."""
+
+    role: str
+    index: int
+    announce: Path
+    overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.index}"
+
+    @property
+    def service(self) -> str:
+        return "actor" if self.role == "evaluator" else self.role
+
+    def command(self, config_file: Path) -> list[str]:
+        command = [sys.executable, *_interpreter_flags(), "-m", f"services.{self.service}"]
+        command += ["--config", str(config_file)]
+        for override in self.overrides:
+            command += ["--set", override]
+        return command
+
+
+def plan_processes(config: Config, sockets: Path) -> tuple[ProcessSpec, ...]:
+    """Every process of a run, in the order to start them."""
+    launch = config.launch
+    counts = {
+        "learner": 1,
+        "inference": launch.inference,
+        "replay": launch.replay_shards,
+        "actor": launch.actors,
+        "evaluator": launch.evaluators,
+    }
+    addresses = {
+        "addresses.learner": _socket(sockets, "learner-0"),
+        "addresses.inference": [_socket(sockets, f"inference-{i}") for i in range(launch.inference)],
+        "addresses.replay": [_socket(sockets, f"replay-{i}") for i in range(launch.replay_shards)],
+    }
+    return tuple(
+        _process(role, index, sockets, addresses) for role in START_ORDER for index in range(counts[role])
+    )
+
+
+def _process(role: str, index: int, sockets: Path, addresses: Mapping[str, object]) -> ProcessSpec:
+    name = f"{role}-{index}"
+    section = "actor" if role == "evaluator" else role
+    announce = sockets / f"{name}.json"
+    values: dict[str, object] = {
+        f"{section}.listen.health": _socket(sockets, f"{name}.health"),
+        f"{section}.listen.announce": str(announce),
+    }
+    if section != "learner":
+        values[f"{section}.id"] = name
+    if section != "actor":
+        values[f"{section}.listen.grpc"] = _socket(sockets, name)
+    if role == "evaluator":
+        values["actor.mode"] = "evaluate"
+    for peer in PEERS[section]:
+        values[f"addresses.{peer}"] = addresses[f"addresses.{peer}"]
+    # JSON is YAML: paths with odd characters survive `--set`.
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in values.items())
+    return ProcessSpec(role, index, announce, overrides)
+
+
+def child_environment(config: Config, token: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every service. The token travels here: command lines are public."""
+    # The config file already holds what SHOAL__ variables said, with the command line's flags over them.
+    environment = {key: value for key, value in environ.items() if not key.startswith("SHOAL__")}
+    if config.security.token_file is None:
+        given = config.security.token
+        environment["SHOAL__SECURITY__TOKEN"] = given.get_secret_value() if given else token
+    # Several thread pools on few cores get in each other's way: one thread each unless asked otherwise.
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment.setdefault(variable, "1")
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment
+
+
+def _socket(sockets: Path, name: str) -> str:
+    return f"unix:{sockets / name}.sock"
+
+
+def _interpreter_flags() -> tuple[str, ...]:
+    """`-m` puts the working directory first on the path, which lets users keep environments there; but
+    a folder of theirs that is called `services` must not hide ours."""
+    ours = Path(shoal.__file__).parents[1] / "services"
+    here = Path("services")
+    hidden = here.with_suffix(".py").exists() or (here.exists() and here.resolve() != ours.resolve())
+    return ("-P",) if hidden else ()

@@ -1,0 +1,54 @@
+"""result.json: how a run ended, for people and scripts.
+
+The learner writes it when a stop condition is met, with its own figures; `shoal train` then adds why and
+how the run as a whole ended, and writes the file itself for every other end. Called when all has stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from shoal.cli.charts import duration
+from shoal.cli.history import Sample
+from shoal.cli.run_dir import RunDir
+from shoal.cli.supervisor import End, Outcome
+
+
+def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_s: float) -> dict[str, Any]:
+    """Writes and returns the whole record. Raises OSError."""
+    record = run_dir.read_result()
+    record.setdefault("mean_return", last.episode_return)
+    record.setdefault("env_steps", last.env_steps)
+    record["end"] = outcome.end.value
+    record["message"] = _message(outcome, record)
+    record["exit_code"] = outcome.exit_code
+    record["wall_clock_s"] = round(wall_clock_s, 3)
+    temporary = run_dir.result.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, run_dir.result)
+    return record
+
+
+def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:
+    """The last lines that a user sees of a run."""
+    mean, steps = record.get("mean_return"), record.get("env_steps")
+    reached = "no episode finished" if mean is None else f"return {mean:,.1f}"
+    trained = "no environment step trained on" if not steps else f"{steps:,} environment steps"
+    return [
+        f"{reached}, {trained}, {duration(record['wall_clock_s'])}",
+        f"report: {run_dir.report}",
+        f"run directory: {run_dir.root}",
+    ]
+
+
+def _message(outcome: Outcome, record: dict[str, Any]) -> str:
+    if outcome.end is not End.FINISHED:
+        return outcome.message
+    reason = record.get("reason")
+    if reason == "until_return":
+        return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}"
+    if reason == "steps":
+        return f"{record['env_steps']:,} environment steps are trained on"
+    return outcome.message

@@ -1,0 +1,138 @@
+"""One session of a run: from a configuration to a finished, interrupted or failed run with its report.
+
+Called by `shoal train`. Owns what must be undone: the run directory's lock, the private socket directory,
+the guard. Single-threaded; the event loop lives only inside `run_session`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from shoal.cli.guard import Guard
+from shoal.cli.history import History
+from shoal.cli.monitor import Monitor
+from shoal.cli.plan import child_environment, plan_processes
+from shoal.cli.report import write_report
+from shoal.cli.result import complete_result, summary
+from shoal.cli.run_dir import RunDir, unwritable
+from shoal.cli.supervisor import End, Outcome, Supervisor
+from shoal.cli.view import LiveView, PlainView, View
+from shoal.config import Config, to_yaml
+from shoal.errors import UserError
+
+# Unix socket paths end at 107 characters: a long $TMPDIR leaves no room for names.
+MAX_SOCKET_DIR = 70
+
+
+def run_session(config: Config, *, plain: bool) -> int:
+    """Runs to the end and says how it went. Returns the program's exit code; raises UserError."""
+    run_dir = RunDir(config.run.dir)
+    run_dir.create()
+    lock = run_dir.claim()
+    try:
+        with _unwritable_as_user_error(run_dir):
+            # Of an earlier session: only this one's end may look like a result.
+            run_dir.result.unlink(missing_ok=True)
+            run_dir.config.write_text(to_yaml(_at_home_anywhere(config)), encoding="utf-8")
+            history = History(run_dir.history)
+        monitor = Monitor(history, _view(config, plain))
+        try:
+            with _socket_dir() as sockets:
+                outcome = _supervise(config, run_dir, sockets, lock, monitor)
+            with _unwritable_as_user_error(run_dir):
+                record = complete_result(run_dir, outcome, monitor.last, monitor.over_s)
+                monitor.add_final(record.get("mean_return"), record.get("env_steps"))
+        finally:
+            # A second Ctrl-C after everything has stopped must not cost the report.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            monitor.close()
+            write_report(run_dir)
+    finally:
+        os.close(lock)
+    if outcome.end is End.USER_ERROR:
+        raise UserError(outcome.message)
+    if outcome.end is End.GAVE_UP:
+        print(f"error: {outcome.message}", file=sys.stderr)
+    else:
+        print(f"stopped: {record['message']}")
+    for line in summary(record, run_dir):
+        print(line)
+    return outcome.exit_code
+
+
+def _supervise(config: Config, run_dir: RunDir, sockets: Path, lock: int, monitor: Monitor) -> Outcome:
+    guard = Guard(sockets, lock)
+    try:
+        return asyncio.run(_run(config, run_dir, sockets, guard, monitor))
+    finally:
+        guard.close()
+
+
+async def _run(config: Config, run_dir: RunDir, sockets: Path, guard: Guard, monitor: Monitor) -> Outcome:
+    supervisor = Supervisor(
+        plan_processes(config, sockets),
+        config_file=run_dir.config,
+        run_dir=run_dir,
+        environment=child_environment(config, secrets.token_urlsafe(32), os.environ),
+        guard=guard,
+        max_restarts=config.launch.max_restarts,
+        on_event=monitor.event,
+        on_over=monitor.over,
+    )
+    watching = asyncio.create_task(monitor.watch(supervisor))
+    watching.add_done_callback(lambda task: _report_failure(task, supervisor))
+    minutes = config.stop.minutes
+    try:
+        return await supervisor.run(None if minutes is None else 60 * minutes)
+    finally:
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+def _report_failure(watching: asyncio.Task[None], supervisor: Supervisor) -> None:
+    """A bug in the monitor ends the run in order instead of leaving it unwatched."""
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        supervisor.fail(error)
+
+
+def _view(config: Config, plain: bool) -> View:
+    title = f"shoal  {config.run.name}  {config.env.id}  {config.algorithm.name}"
+    if plain or not sys.stdout.isatty():
+        print(f"{title}  {config.run.dir}", flush=True)
+        return PlainView()
+    return LiveView(title, config.stop.until_return)
+
+
+def _at_home_anywhere(config: Config) -> Config:
+    """The saved config must mean the same directory whatever directory it is used from."""
+    run = config.run.model_copy(update={"dir": config.run.dir.absolute()})
+    return config.model_copy(update={"run": run})
+
+
+@contextlib.contextmanager
+def _socket_dir() -> Iterator[Path]:
+    """A directory that only this user can enter (mkdtemp makes it 0700)."""
+    parent = tempfile.gettempdir()
+    path = tempfile.mkdtemp(prefix="shoal-", dir=parent if len(parent) <= MAX_SOCKET_DIR else "/tmp")
+    try:
+        yield Path(path)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _unwritable_as_user_error(run_dir: RunDir) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(run_dir.root, error) from None

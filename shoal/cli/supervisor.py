@@ -1,0 +1,210 @@
+"""Runs the processes of a local run: starts them, restarts the crashed, and stops all in order.
+
+Called by `shoal train`. One asyncio loop on the main thread; a task per process. `Supervisor.run` returns
+only when every process is gone; if the program itself is killed, the guard sees to that.
+
+Order of a stop: actors first, so that nothing new is collected; then the learner, which writes its
+checkpoint; then inference and replay. A stage that misses its deadline is killed: 12 s at most in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from shoal.cli.child import Child, State, describe_exit
+from shoal.cli.guard import Guard
+from shoal.cli.plan import ProcessSpec
+from shoal.cli.restarts import GiveUp, RestartPolicy
+from shoal.cli.run_dir import RunDir
+
+# Exit code with which a service reports the user's mistake (see shoal.rpc.process).
+USER_ERROR_CODE = 2
+# Roles of each stage of a stop, and the time since its beginning at which those left are killed.
+STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("actor", "evaluator"), 4.0),
+    (("learner",), 9.0),
+    (("inference", "replay"), 11.5),
+)
+# After the learner is done there is nothing left to save: all go at once.
+STOP_AT_ONCE: tuple[tuple[tuple[str, ...], float], ...] = (
+    (("actor", "evaluator", "learner", "inference", "replay"), 5.0),
+)
+
+
+class End(Enum):
+    """Why a run is over."""
+
+    FINISHED = "finished"
+    TIME_LIMIT = "time limit"
+    INTERRUPTED = "interrupted"
+    USER_ERROR = "user error"
+    GAVE_UP = "gave up"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: `exit_code` for the program, `message` for the user."""
+
+    end: End
+    exit_code: int
+    message: str
+
+
+class Supervisor:
+    """All processes of one run."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        config_file: Path,
+        run_dir: RunDir,
+        environment: Mapping[str, str],
+        guard: Guard,
+        max_restarts: int,
+        on_event: Callable[[str], None],
+        on_over: Callable[[Outcome], None],
+    ) -> None:
+        self.children = tuple(Child(spec, run_dir.log(spec.name)) for spec in specs)
+        self._config_file = config_file
+        self._run_dir = run_dir
+        self._environment = environment
+        self._guard = guard
+        self._policies = {child.name: RestartPolicy(max_restarts, time.monotonic) for child in self.children}
+        self._on_event = on_event
+        self._on_over = on_over
+        self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+    async def run(self, time_limit_s: float | None) -> Outcome:
+        """Runs until the run is over and everything has stopped."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        if time_limit_s is not None:
+            text = f"time limit of {time_limit_s / 60:g} min reached"
+            loop.call_later(time_limit_s, self._end, Outcome(End.TIME_LIMIT, 0, text))
+        tasks = [asyncio.create_task(self._keep_running(child)) for child in self.children]
+        order = STOP_ORDER
+        try:
+            outcome = await self._over
+            self._on_over(outcome)
+            if outcome.end is End.FINISHED:
+                order = STOP_AT_ONCE
+            return outcome
+        finally:
+            try:
+                await stop_in_order(self.children, order, self._on_event)
+            finally:
+                self._guard.kill_group()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the run, in order, by an error of this program; `run` raises it."""
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def check_announcements(self) -> None:
+        """Notices processes that have come up. Called by the monitor several times a second."""
+        for child in self.children:
+            if child.check_announcement():
+                self._policies[child.name].came_up()
+        if not self._guard.alive:
+            self._end(Outcome(End.GAVE_UP, 1, "the process that guards the run was killed from outside"))
+
+    async def _keep_running(self, child: Child) -> None:
+        """One process over all its lives."""
+        try:
+            while not child.stopping.is_set():
+                await child.start(child.spec.command(self._config_file), self._environment, self._guard.group)
+                if child.stopping.is_set():
+                    child.stop()
+                code = await child.ended()
+                if child.stopping.is_set():
+                    self._on_stopped(child, code)
+                    break
+                delay_s = self._on_exit(child, code)
+                if delay_s is None:
+                    break
+                child.state = State.WAITING
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(child.stopping.wait(), delay_s)
+                if not child.stopping.is_set():
+                    child.num_restarts += 1
+        except OSError as error:
+            self._end(Outcome(End.GAVE_UP, 1, f"cannot start {child.name}: {error}"))
+        except Exception as error:
+            self.fail(error)
+        finally:
+            child.state = State.STOPPED
+            child.gone.set()
+
+    def _on_exit(self, child: Child, code: int) -> float | None:
+        """What a process's own end means: a pause before its restart, or None if the run is over."""
+        if self._over.done():
+            return None
+        if code == 0 and child.spec.role == "learner" and self._is_finished():
+            self._end(Outcome(End.FINISHED, 0, "the learner reached its stop condition"))
+            return None
+        if code == USER_ERROR_CODE:
+            line = child.error_line() or f"{child.name} ended with code 2; see {child.log}"
+            self._end(Outcome(End.USER_ERROR, USER_ERROR_CODE, line))
+            return None
+        lived_s = time.monotonic() - child.started_at
+        decision = self._policies[child.name].crashed(lived_s)
+        hint = f": {child.last_line()}" if code > 0 and child.last_line() else ""
+        if isinstance(decision, GiveUp):
+            last = f"the last time it {describe_exit(code)}{hint}"
+            self._end(Outcome(End.GAVE_UP, 1, f"{child.name} {decision.reason}; {last}; see {child.log}"))
+            return None
+        self._on_event(f"{child.name} {describe_exit(code)}{hint}; restarting in {decision.delay_s:g} s")
+        return decision.delay_s
+
+    def _is_finished(self) -> bool:
+        # A learner that somebody else stopped also leaves a result, with the reason `stopped`.
+        return bool(self._run_dir.read_result().get("reason", "stopped") != "stopped")
+
+    def _on_stopped(self, child: Child, code: int) -> None:
+        """A process ended after it was asked to."""
+        if code not in (0, -signal.SIGTERM, -signal.SIGKILL):
+            self._on_event(f"{child.name} {describe_exit(code)} while stopping; see {child.log}")
+
+    def _on_signal(self, number: int) -> None:
+        if self._over.done():
+            self._on_event("killing everything")
+            self._guard.kill_group()
+            return
+        name = signal.Signals(number).name
+        self._end(Outcome(End.INTERRUPTED, 128 + number, f"interrupted by {name}"))
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self._over.done():
+            self._over.set_result(outcome)
+
+
+async def stop_in_order(
+    children: Sequence[Child],
+    order: Sequence[tuple[tuple[str, ...], float]],
+    on_event: Callable[[str], None],
+) -> None:
+    """Stops stage after stage; those that miss their stage's deadline are killed."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for roles, deadline_s in order:
+        stage = [child for child in children if child.spec.role in roles]
+        for child in stage:
+            child.stop()
+        gone = asyncio.gather(*(child.gone.wait() for child in stage))
+        try:
+            await asyncio.wait_for(gone, began + deadline_s - loop.time())
+        except TimeoutError:
+            for child in stage:
+                if not child.gone.is_set():
+                    on_event(f"{child.name} did not stop in time and was killed")
+                    child.send(signal.SIGKILL)

@@ -1,0 +1,81 @@
+"""`shoal train`: the whole system on this machine, from one command.
+
+Turns the arguments into one configuration; `shoal.cli.session` runs it. Exit codes: 0 finished or out of
+time, 1 given up after too many crashes, 2 the user's mistake, 130 and 143 stopped by Ctrl-C and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.presets import Target, resolve
+from shoal.cli.run_dir import default_root
+from shoal.cli.session import run_session
+from shoal.config import Config, load_config
+from shoal.errors import UserError
+
+
+def train(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT", help="A preset, an env id, a .yaml file, or a run directory to resume."
+        ),
+    ],
+    actors: Annotated[int | None, typer.Option(help="Actor processes.")] = None,
+    envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor.")] = None,
+    evaluators: Annotated[int | None, typer.Option(help="Evaluators: greedy, nothing stored.")] = None,
+    inference: Annotated[int | None, typer.Option(help="Inference replicas.")] = None,
+    replay_shards: Annotated[int | None, typer.Option(help="Replay shards.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds environments, weights and actions.")] = None,
+    until_return: Annotated[float | None, typer.Option(help="Stop at this mean of 100 episodes.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after training on this many env steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Run directory, runs/NAME-TIME by default; one that exists is resumed."),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config value; repeatable.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
+) -> None:
+    """Train on this machine: starts actors, inference, replay and learner, and shows how it goes."""
+    flags = {
+        "launch.actors": actors,
+        "actor.envs": envs_per_actor,
+        "launch.evaluators": evaluators,
+        "launch.inference": inference,
+        "launch.replay_shards": replay_shards,
+        "run.seed": seed,
+        "stop.until_return": until_return,
+        "stop.steps": steps,
+        "stop.minutes": minutes,
+        "run.dir": None if run_dir is None else str(run_dir),
+    }
+    given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
+    config = effective_config(resolve(what), [*given, *(set_ or [])])
+    _require_torch()
+    raise typer.Exit(run_session(config, plain=plain))
+
+
+def effective_config(target: Target, overrides: Sequence[str]) -> Config:
+    """One configuration, with the run's name and directory settled. Later overrides win."""
+    config = load_config(target.file, [*target.overrides, *overrides])
+    given = config.run.model_fields_set
+    name = config.run.name if "name" in given else target.name
+    root = config.run.dir if "dir" in given else default_root(name)
+    run = config.run.model_copy(update={"name": name, "dir": root})
+    return config.model_copy(update={"run": run})
+
+
+def _require_torch() -> None:
+    """Said at once, and without importing it, instead of after three crashes of the learner."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError("training needs PyTorch: install it with pip install 'shoal[learner,inference]'")

@@ -1,0 +1,174 @@
+"""The vital signs of a run: samples made of the metrics that all processes expose.
+
+Every metric name that the views rely on stands here. Pure over an injected time; the monitor calls `update`
+once per poll, on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shoal.cli.history import PhaseSeconds, Sample
+from shoal.cli.scrape import Counters, Metrics, by_label, label, total
+
+# What a process is for: the counter of it, and its unit.
+WORK = {
+    "actor": ("shoal_actor_env_steps_total", "steps"),
+    "evaluator": ("shoal_actor_env_steps_total", "steps"),
+    "inference": ("shoal_inference_rows_total", "rows"),
+    "replay": ("shoal_replay_inserted_total", "items"),
+    "learner": ("shoal_learner_env_steps_total", "steps"),
+}
+# Waiting times that are counters of their own instead of values of a label `phase`.
+WAITS = {
+    "shoal_replay_insert_wait_seconds_total": "insert_wait",
+    "shoal_replay_sample_wait_seconds_total": "sample_wait",
+}
+LEARNER_WAIT = "wait"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The metrics of one process at one poll; `life` is its pid."""
+
+    process: str
+    role: str
+    life: int
+    metrics: Metrics
+
+
+@dataclass
+class _Growth:
+    """What counters grew by since the poll before, over all processes of a role."""
+
+    sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    learner_wait_s: float = 0.0
+
+    def of(self, role: str, metric: str) -> float:
+        return self.sums.get((role, metric), 0.0)
+
+    def mean(self, role: str, numerator: str, denominator: str) -> float | None:
+        count = self.of(role, denominator)
+        return self.of(role, numerator) / count if count > 0 else None
+
+
+class Vitals:
+    """Follows one run; `before` is the last sample of its earlier session, if it is resumed."""
+
+    def __init__(self, before: Sample | None = None) -> None:
+        self._counters = Counters()
+        self._before = before or Sample(0.0)
+        self._phases: PhaseSeconds = {role: dict(phases) for role, phases in self._before.phases.items()}
+        self._load: dict[str, float] = dict(self._before.load)
+        self._env_steps = self._before.env_steps
+        self._last_time_s: float | None = None
+        # Work per second of each process, by name, at the last poll.
+        self.rates: dict[str, float] = {}
+
+    def update(self, time_s: float, readings: Iterable[Reading], num_restarts: int) -> Sample:
+        """The run at `time_s`, which counts from the beginning of its first session."""
+        readings = tuple(readings)
+        elapsed_s = time_s - self._last_time_s if self._last_time_s is not None else None
+        self._last_time_s = time_s
+        growth = self._grow(readings, elapsed_s)
+        gauges = _Gauges(readings)
+        steps = gauges.sum("learner", "shoal_learner_run_env_steps")
+        # A learner that just came back shows 0 until it has loaded its checkpoint.
+        self._env_steps = int(steps) if steps else self._env_steps
+        max_items = gauges.sum("replay", "shoal_replay_max_items")
+        items = gauges.sum("replay", "shoal_replay_items")
+        latency_s = growth.mean(
+            "inference",
+            "shoal_inference_request_latency_seconds_sum",
+            "shoal_inference_request_latency_seconds_count",
+        )
+        version = gauges.sum("learner", "shoal_learner_policy_version")
+        learns = gauges.has("learner")
+        return Sample(
+            time_s=round(time_s, 3),
+            env_steps=self._env_steps,
+            episode_return=gauges.training_return(),
+            evaluation_return=gauges.evaluation_return(),
+            env_steps_per_s=_rate(growth.of("actor", "shoal_actor_env_steps_total"), elapsed_s),
+            trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_env_steps_total"), elapsed_s),
+            learner_waiting=min(1.0, growth.learner_wait_s / elapsed_s) if elapsed_s and learns else None,
+            inference_batch=growth.mean(
+                "inference", "shoal_inference_rows_total", "shoal_inference_batches_total"
+            ),
+            inference_latency_ms=None if latency_s is None else 1000 * latency_s,
+            replay_items=None if items is None else int(items),
+            replay_fill=items / max_items if items is not None and max_items else None,
+            policy_lag=growth.mean(
+                "learner", "shoal_learner_policy_lag_versions_sum", "shoal_learner_policy_lag_versions_count"
+            ),
+            policy_version=None if version is None else int(version),
+            num_restarts=self._before.num_restarts + num_restarts,
+            phases={role: dict(phases) for role, phases in self._phases.items()},
+            load=dict(self._load),
+        )
+
+    def _grow(self, readings: Iterable[Reading], elapsed_s: float | None) -> _Growth:
+        growth = _Growth()
+        self.rates = {}
+        for reading in readings:
+            grown = self._counters.advance(reading.process, reading.life, reading.metrics)
+            for name in grown:
+                growth.sums[reading.role, name] += total(grown, name) or 0.0
+            self._add_phases(reading.role, grown, growth)
+            work = total(grown, WORK[reading.role][0]) or 0.0
+            self._load[reading.process] = self._load.get(reading.process, 0.0) + work
+            rate = _rate(work, elapsed_s)
+            if rate is not None:
+                self.rates[reading.process] = rate
+        return growth
+
+    def _add_phases(self, role: str, grown: Metrics, growth: _Growth) -> None:
+        spent = [(phase, value) for _, phase, value in by_label(grown, "phase")]
+        spent += [(phase, total(grown, name) or 0.0) for name, phase in WAITS.items() if name in grown]
+        phases = self._phases.setdefault(role, {}) if spent else {}
+        for phase, seconds in spent:
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            if role == "learner" and phase == LEARNER_WAIT:
+                growth.learner_wait_s += seconds
+
+
+class _Gauges:
+    """Values as they stand, over all processes of a role."""
+
+    def __init__(self, readings: Iterable[Reading]) -> None:
+        self._readings = tuple(readings)
+
+    def has(self, role: str) -> bool:
+        return any(reading.role == role for reading in self._readings)
+
+    def sum(self, role: str, name: str) -> float | None:
+        values = [total(r.metrics, name) for r in self._readings if r.role == role and name in r.metrics]
+        return sum(value for value in values if value is not None) if values else None
+
+    def training_return(self) -> float | None:
+        # The gauge shows 0 as long as there is no episode.
+        return self.sum("learner", "shoal_learner_episode_return_mean") if self._episodes("learner") else None
+
+    def evaluation_return(self) -> float | None:
+        """Mean over the evaluators that have finished an episode."""
+        means = [
+            value
+            for reading in self._readings
+            if reading.role == "evaluator" and _has_episode(reading.metrics)
+            for labels, value in reading.metrics.get("shoal_actor_episode_return_mean", {}).items()
+            if label(labels, "mode") == "evaluate"
+        ]
+        return sum(means) / len(means) if means else None
+
+    def _episodes(self, role: str) -> float:
+        return self.sum(role, f"shoal_{role}_episodes_total") or 0.0
+
+
+def _has_episode(metrics: Metrics) -> bool:
+    return bool(total(metrics, "shoal_actor_episodes_total"))
+
+
+def _rate(growth: float, elapsed_s: float | None) -> float | None:
+    return growth / elapsed_s if elapsed_s else None

@@ -1,0 +1,95 @@
+"""What the argument of `shoal train` is taken for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.presets import PRESETS, preset_names, resolve
+from shoal.cli.train import effective_config
+from shoal.config import load_config
+from shoal.errors import ConfigError, UserError
+
+
+@pytest.fixture
+def presets(tmp_path: Path) -> Path:
+    directory = tmp_path / "configs"
+    directory.mkdir()
+    for name in ("cartpole", "pong"):
+        (directory / f"{name}.yaml").write_text("env: {id: X-v0}\n")
+    return directory
+
+
+def test_preset_by_name(presets: Path) -> None:
+    target = resolve("cartpole", presets)
+    assert (target.name, target.file, target.overrides) == ("cartpole", presets / "cartpole.yaml", ())
+
+
+def test_file(tmp_path: Path, presets: Path) -> None:
+    file = tmp_path / "my run.yaml"
+    file.write_text("{}")
+    target = resolve(str(file), presets)
+    assert (target.name, target.file) == ("my-run", file)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "ALE/Pong-v5", "mine:maze", "Maze", "maze-v0"])
+def test_anything_else_is_an_env_id(presets: Path, env_id: str) -> None:
+    target = resolve(env_id, presets)
+    assert target.file is None
+    assert load_config(target.file, target.overrides, environ={}).env.id == env_id
+
+
+def test_unknown_preset_names_the_nearest(presets: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"no preset 'cartpol': did you mean 'cartpole'\? \(presets: cartpole, pong;"
+    ):
+        resolve("cartpol", presets)
+
+
+def test_missing_file_names_the_nearest(tmp_path: Path, presets: Path) -> None:
+    with pytest.raises(UserError, match=r"no config file .*pang\.yaml: did you mean 'pong\.yaml'\?"):
+        resolve(str(presets / "pang.yaml"), presets)
+
+
+def test_run_directory_is_resumed_where_it_is_now(tmp_path: Path) -> None:
+    run = tmp_path / "moved: here"
+    run.mkdir()
+    (run / "config.yaml").write_text("run: {name: old, dir: /elsewhere}\nlearner: {batch_envs: 7}\n")
+    config = effective_config(resolve(str(run)), [])
+    assert (config.run.dir, config.run.name, config.learner.batch_envs) == (run, "old", 7)
+
+
+def test_flags_win_over_the_file_and_later_ones_over_earlier(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("actor: {envs: 4}\nlaunch: {actors: 2}\n")
+    config = effective_config(resolve(str(file)), ["actor.envs=8", "actor.envs=16"])
+    assert (config.actor.envs, config.launch.actors) == (16, 2)
+
+
+def test_run_gets_a_name_and_a_directory_of_its_own() -> None:
+    config = effective_config(resolve("ALE/Pong-v5"), [])
+    assert config.run.name == "ALE-Pong-v5"
+    assert config.run.dir.parent == Path("runs")
+    assert config.run.dir.name.startswith("ALE-Pong-v5-")
+
+
+def test_given_name_and_directory_stay(tmp_path: Path) -> None:
+    config = effective_config(resolve("X-v0"), ["run.name=mine", f"run.dir={tmp_path}"])
+    assert (config.run.name, config.run.dir) == ("mine", tmp_path)
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown config key 'actor\.env': did you mean 'actor\.envs'\?"):
+        effective_config(resolve("X-v0"), ["actor.env=1"])
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_shipped_presets_are_valid(name: str) -> None:
+    config = load_config(PRESETS / f"{name}.yaml", environ={})
+    assert config.run.name == name
+    assert f"[{name}]({name}.yaml)" in (PRESETS / "README.md").read_text()
+
+
+def test_there_is_a_cartpole_preset() -> None:
+    assert "cartpole" in preset_names()

@@ -1,0 +1,108 @@
+"""What the user reads: plain lines and the live screen, drawn into memory."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from shoal.cli import figures
+from shoal.cli.child import Child, State
+from shoal.cli.history import Event, Sample
+from shoal.cli.plan import plan_processes
+from shoal.cli.view import PLAIN_EVERY_S, LiveView, PlainView, plain_line
+from shoal.config import load_config
+
+SAMPLE = Sample(
+    time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0, trained_steps_per_s=208_111.0,
+    learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25, replay_items=3, replay_fill=0.1875,
+    policy_lag=1.44, policy_version=812, num_restarts=2,
+)  # fmt: skip
+
+
+def children(*overrides: str) -> list[Child]:
+    async def make() -> list[Child]:
+        config = load_config(None, overrides, environ={})
+        found = [Child(spec, Path("x.log")) for spec in plan_processes(config, Path("/tmp/x"))]
+        for child in found:
+            child.state = State.UP
+        return found
+
+    return asyncio.run(make())
+
+
+def test_plain_line_has_every_figure() -> None:
+    assert plain_line(SAMPLE, children()) == (
+        "   1:15  return 123.5  steps 1,234,567  collected 210k/s  trained 208k/s  learner waits 12 %  "
+        "batch 256 rows, 1.2 ms  replay 3 items, 19 %  lag 1.4  restarts 2  up 4/4"
+    )
+
+
+def test_plain_line_before_anything_is_known() -> None:
+    assert plain_line(Sample(0.4), children()) == (
+        "   0:00  return -  steps -  collected -  trained -  learner waits -  batch -  replay -  lag -  restarts 0  up 4/4"
+    )
+
+
+def test_plain_view_prints_every_few_seconds_and_every_event() -> None:
+    out, now = io.StringIO(), [100.0]
+    view = PlainView(out, lambda: now[0])
+    view.update(SAMPLE, children(), {})
+    now[0] += PLAIN_EVERY_S / 2
+    view.update(SAMPLE, children(), {})
+    view.event(Event(76.0, "actor-0 was killed by SIGKILL; restarting in 0.2 s"))
+    now[0] += PLAIN_EVERY_S / 2
+    view.update(SAMPLE, children(), {})
+    lines = out.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == ["return", "actor-0", "return"]
+    assert lines[1] == "   1:16  actor-0 was killed by SIGKILL; restarting in 0.2 s"
+
+
+def draw(sample: Sample, shown: list[Child], rates: dict[str, float], *events: str) -> str:
+    out = io.StringIO()
+    view = LiveView(
+        "shoal  cartpole",
+        475.0,
+        Console(file=out, width=110, height=50, force_terminal=True, color_system=None),
+    )
+    for text in events:
+        view.event(Event(1.0, text))
+    view.update(sample, shown, rates)
+    view.close()
+    return out.getvalue()
+
+
+def test_live_screen_has_every_figure() -> None:
+    screen = draw(SAMPLE, children(), {"actor-0": 210_456.0, "inference-0": 5e5}, "replay-0: [slow] queue")
+    for expected in (
+        "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %", "256 rows, 1.2 ms",
+        "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s", "500k rows/s", "replay-0: [slow] queue",
+    ):  # fmt: skip
+        assert expected in screen
+
+
+def test_many_processes_of_a_role_share_a_line() -> None:
+    shown = children("launch.actors=100")
+    shown[-1].state = State.WAITING
+    screen = draw(SAMPLE, shown, {child.name: 10.0 for child in shown})
+    assert "actor x 100" in screen
+    assert "99 up, 1 restarting" in screen
+    assert "1k steps/s" in screen
+    assert len(screen.splitlines()) < 20
+
+
+def test_evaluation_is_shown_when_there_is_one() -> None:
+    assert "evaluation" not in draw(SAMPLE, children(), {})
+    assert "evaluation" in draw(Sample(1.0, evaluation_return=77.7), children(), {})
+
+
+def test_clock() -> None:
+    assert [figures.clock(s) for s in (0, 59.9, 60, 3600, 36_061)] == [
+        "0:00",
+        "0:59",
+        "1:00",
+        "1:00:00",
+        "10:01:01",
+    ]

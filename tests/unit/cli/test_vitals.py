@@ -1,0 +1,137 @@
+"""Samples from metrics: rates, shares, phases, over restarts and resumed sessions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import vitals
+from shoal.cli.history import Sample
+from shoal.cli.scrape import parse
+from shoal.cli.vitals import Reading, Vitals
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def actor(steps: float, life: int = 1, name: str = "actor-0", env_step_s: float = 0.0) -> Reading:
+    text = (
+        f'shoal_actor_env_steps_total{{mode="train"}} {steps}\n'
+        f'shoal_actor_phase_seconds_total{{phase="env_step"}} {env_step_s}\n'
+    )
+    return Reading(name, "actor", life, parse(text))
+
+
+def learner(
+    steps: float, *, wait_s: float = 0.0, episodes: int = 5, life: int = 1, run_steps: float | None = None
+) -> Reading:
+    text = (
+        f"shoal_learner_env_steps_total {steps}\n"
+        f"shoal_learner_run_env_steps {steps if run_steps is None else run_steps}\n"
+        f"shoal_learner_episodes_total {episodes}\n"
+        "shoal_learner_episode_return_mean 21.5\n"
+        f"shoal_learner_policy_lag_versions_sum {2 * steps}\n"
+        f"shoal_learner_policy_lag_versions_count {steps}\n"
+        "shoal_learner_policy_version 9\n"
+        f'shoal_learner_phase_seconds_total{{phase="wait"}} {wait_s}\n'
+        'shoal_learner_phase_seconds_total{phase="train"} 1\n'
+    )
+    return Reading("learner-0", "learner", life, parse(text))
+
+
+def test_rates_are_means_since_the_poll_before() -> None:
+    run = Vitals()
+    first = run.update(1.0, [actor(100), actor(50, name="actor-1"), learner(80)], 0)
+    assert first.env_steps_per_s is None
+    second = run.update(3.0, [actor(300), actor(150, name="actor-1"), learner(280, wait_s=0.5)], 0)
+    assert (second.env_steps_per_s, second.trained_steps_per_s) == (150.0, 100.0)
+    assert run.rates == {"actor-0": 100.0, "actor-1": 50.0, "learner-0": 100.0}
+    assert second.learner_waiting == 0.25
+    assert second.policy_lag == 2.0
+    assert (second.env_steps, second.episode_return, second.policy_version) == (280, 21.5, 9)
+
+
+def test_a_restart_makes_no_negative_rate_and_loses_no_phase() -> None:
+    run = Vitals()
+    run.update(1.0, [actor(1000, env_step_s=4.0)], 0)
+    sample = run.update(2.0, [actor(200, life=2, env_step_s=1.0)], 1)
+    assert sample.env_steps_per_s == 200.0
+    assert sample.phases == {"actor": {"env_step": 5.0}}
+    assert sample.load == {"actor-0": 1200.0}
+    assert sample.num_restarts == 1
+
+
+def test_a_learner_that_comes_back_does_not_set_the_run_to_zero() -> None:
+    run = Vitals()
+    run.update(1.0, [learner(500)], 0)
+    away = run.update(2.0, [], 1)
+    assert (away.env_steps, away.learner_waiting, away.episode_return) == (500, None, None)
+    back = run.update(3.0, [learner(0, life=2, run_steps=0, episodes=0)], 1)
+    assert (back.env_steps, back.episode_return) == (500, None)
+
+
+def test_waiting_is_never_more_than_all_of_the_time() -> None:
+    run = Vitals()
+    run.update(1.0, [learner(0)], 0)
+    assert run.update(2.0, [learner(0, wait_s=5.0)], 0).learner_waiting == 1.0
+
+
+def test_inference_and_replay() -> None:
+    def readings(batches: int) -> list[Reading]:
+        inference = (
+            f"shoal_inference_rows_total {256 * batches}\nshoal_inference_batches_total {batches}\n"
+            f"shoal_inference_request_latency_seconds_sum {0.002 * batches}\n"
+            f"shoal_inference_request_latency_seconds_count {batches}\n"
+        )
+        replay = (
+            'shoal_replay_items{table="train"} 3\nshoal_replay_max_items{table="train"} 8\n'
+            f'shoal_replay_sample_wait_seconds_total{{table="train"}} {0.5 * batches}\n'
+        )
+        shards = [Reading(f"replay-{i}", "replay", i, parse(replay)) for i in range(2)]
+        return [Reading("inference-0", "inference", 1, parse(inference)), *shards]
+
+    run = Vitals()
+    run.update(1.0, readings(1), 0)
+    sample = run.update(2.0, readings(3), 0)
+    assert sample.inference_batch == 256
+    assert sample.inference_latency_ms == pytest.approx(2.0)
+    assert (sample.replay_items, sample.replay_fill) == (6, 0.375)
+    assert sample.phases["replay"] == {"sample_wait": 3.0}
+
+
+def test_evaluation_counts_evaluators_with_an_episode_only() -> None:
+    def evaluator(index: int, episodes: int, mean: float) -> Reading:
+        text = (
+            f'shoal_actor_episodes_total{{mode="evaluate"}} {episodes}\n'
+            f'shoal_actor_episode_return_mean{{mode="evaluate"}} {mean}\n'
+            'shoal_actor_env_steps_total{mode="evaluate"} 10\n'
+        )
+        return Reading(f"evaluator-{index}", "evaluator", index, parse(text))
+
+    run = Vitals()
+    assert run.update(1.0, [evaluator(0, 0, 0.0)], 0).evaluation_return is None
+    sample = run.update(2.0, [evaluator(0, 3, 100.0), evaluator(1, 0, 0.0), evaluator(2, 1, 50.0)], 0)
+    assert sample.evaluation_return == 75.0
+    assert sample.env_steps_per_s == 0.0, "evaluators collect nothing"
+
+
+def test_a_resumed_session_goes_on_from_the_last_one() -> None:
+    before = Sample(
+        50.0, env_steps=900, num_restarts=2, phases={"actor": {"env_step": 10.0}}, load={"actor-0": 900.0}
+    )
+    sample = Vitals(before).update(51.0, [actor(100, env_step_s=1.0)], 1)
+    assert sample.phases == {"actor": {"env_step": 11.0}}
+    assert sample.load == {"actor-0": 1000.0}
+    assert (sample.env_steps, sample.num_restarts) == (900, 3)
+
+
+def test_every_metric_name_exists_in_a_service() -> None:
+    """A renamed metric would only show as a dash on the screen."""
+    source = "".join(path.read_text() for path in ROOT.glob("services/*/metrics.py"))
+    names = set(re.findall(r'"(shoal_[a-z_]+)"', Path(vitals.__file__).read_text()))
+    assert len(names) > 10
+    for name in names:
+        _, service, what = name.split("_", 2)
+        base = re.sub(r"_(total|sum|count)$", "", what)
+        assert f'"{base}"' in source or f'"shoal_{service}_{base}"' in source, name
