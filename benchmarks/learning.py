@@ -1,0 +1,27 @@
+"""P3 and P10: from `shoal train cartpole` to a mean return of 475, and to the first trained batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.local_run import run_train
+
+P3_TARGET_S = 15.0
+P10_TARGET_S = 6.0
+
+
+def measure(directory: Path, num_runs: int) -> None:
+    """Print both figures for several seeds: start-up, learning and shutdown are all in the wall-clock."""
+    print("\nP3  `shoal train cartpole --until-return 475`, and P10, time to the first trained batch")
+    for seed in range(1, num_runs + 1):
+        arguments = ["cartpole", "--until-return", "475", "--seed", str(seed), "--minutes", "5"]
+        run = run_train(arguments, directory / f"p3-{seed}")
+        trained = [sample for sample in run.samples if sample.env_steps]
+        reached = run.samples[-1].episode_return if run.samples else None
+        steps = trained[-1].env_steps if trained else 0
+        first_s = f"{trained[0].time_s:.1f} s" if trained else "never"
+        print(
+            f"    seed {seed}: {run.wall_clock_s:.1f} s (target {P3_TARGET_S:g}), {steps:,} env steps, "
+            f"return {reached or 0:.0f}, exit code {run.exit_code}; "
+            f"first trained batch after {first_s} (target {P10_TARGET_S:g})"
+        )
