@@ -109,7 +109,8 @@ def raw_nbytes(dtype: str, shape: tuple[int, ...], max_bytes: int) -> int:
     if any(dim < 0 for dim in shape):
         raise InvalidArgumentError(f"tensor shape {list(shape)} has a negative dimension")
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if num_bytes > max_bytes:
+    # NumPy refuses an array without elements if its other dimensions are beyond all bounds.
+    if math.prod(max(dim, 1) for dim in shape) * np.dtype(dtype).itemsize > max_bytes:
         raise LimitError(
             f"tensor {dtype}{list(shape)} of {num_bytes} bytes is above the limit of {max_bytes} bytes"
         )

@@ -7,6 +7,7 @@ signal, the user's mistake or a crash.
 from __future__ import annotations
 
 import asyncio
+import gc
 import zlib
 from collections.abc import Awaitable
 
@@ -42,6 +43,9 @@ async def main(config: Config, context: ServiceContext) -> None:
     metrics_server = start_metrics_server(section.listen.metrics, context.registry)
     await server.start()
     engine.start()
+    # What torch creates on import takes the garbage collector a tenth of a second to look through, and
+    # all actors would wait for it.
+    gc.freeze()
     try:
         await context.announce(
             grpc=server.address, health=server.health_address, metrics=metrics_server.address

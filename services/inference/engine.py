@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from services.inference.batcher import Batcher, Request
 from services.inference.hot_swap import HotSwap
 from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
+from services.inference.session import Session
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
 from shoal.config.tree import InferenceSection, PolicySection
 from shoal.errors import (
@@ -31,7 +32,7 @@ from shoal.errors import (
 )
 from shoal.metrics import Clock
 from shoal.policy.network import build_policy
-from shoal.records import FIRST, ArraySpec, Columns, EnvSpec, WeightsSnapshot
+from shoal.records import ArraySpec, Columns, EnvSpec, WeightsSnapshot
 
 
 @dataclass(frozen=True)
@@ -42,17 +43,6 @@ class _Model:
     outputs: tuple[ArraySpec, ...]
     weights: HotSwap
     runner: Runner
-
-
-@dataclass(slots=True, eq=False)
-class _Session:
-    """One stream: its slots and the answer that it waits for."""
-
-    num_envs: int
-    greedy: bool
-    # Name, dtype and shape of each observation array of a step.
-    arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]
-    waiter: asyncio.Future[ActReply] | None = field(default=None)
 
 
 class Engine:
@@ -82,7 +72,7 @@ class Engine:
         self._draining = False
         self._closed = False
         self._version = -1
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._num_slots = 0
         self._next_session = 0
 
@@ -123,7 +113,7 @@ class Engine:
             raise UnavailableError("the inference server is shutting down: dial another replica")
         number = self._next_session
         self._next_session += 1
-        self._sessions[number] = _Session(hello.num_envs, hello.greedy, _expected(model.spec, hello.num_envs))
+        self._sessions[number] = Session(model.spec, hello.num_envs, hello.greedy)
         self._count_slots(hello.num_envs)
         return number, ActWelcome(self._config.id, self._version, model.outputs)
 
@@ -133,7 +123,11 @@ class Engine:
             raise UnavailableError("the stream has ended: open a new one")
         if state.waiter is not None:
             raise FailedPreconditionError("a second step while one is in flight: wait for its actions first")
-        self._check(state, observation, first)
+        try:
+            state.check(observation, first)
+        except InvalidArgumentError:
+            self._metrics.refused.inc()
+            raise
         request = Request(session, observation, state.num_envs, state.greedy, self._clock())
         state.waiter = self._loop.create_future()
         self._batcher.submit(request)
@@ -147,11 +141,14 @@ class Engine:
 
     def disconnect(self, session: int) -> None:
         state = self._sessions.pop(session, None)
-        if state is None:
-            return
-        if state.waiter is not None and not state.waiter.done():
-            state.waiter.set_exception(UnavailableError("the stream has ended: open a new one"))
-        self._count_slots(-state.num_envs)
+        if state is not None:
+            state.fail("the stream has ended: open a new one")
+            self._count_slots(-state.num_envs)
+
+    @property
+    def num_waiting(self) -> int:
+        """Steps taken and not answered yet."""
+        return sum(state.waiter is not None for state in self._sessions.values())
 
     # Weights, for the subscription.
 
@@ -202,22 +199,6 @@ class Engine:
         runner = Runner(spec.observation, self._config.max_batch, self._device, self._metrics, self._clock)
         return _Model(spec, policy.outputs, weights, runner)
 
-    def _check(self, state: _Session, observation: Columns, first: np.ndarray) -> None:
-        """Names, dtypes and shapes; values are not looked at, as that would cost a pass over the data."""
-        fits = first.shape == (state.num_envs,) and first.dtype == np.bool_
-        fits = fits and len(observation) == len(state.arrays)
-        for name, dtype, shape in state.arrays:
-            array = observation.get(name)
-            fits = fits and array is not None and array.shape == shape and array.dtype == dtype
-        if not fits:
-            self._metrics.refused.inc()
-            wanted = ", ".join(f"{name} {dtype}{list(shape)}" for name, dtype, shape in state.arrays)
-            got = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in observation.items())
-            raise InvalidArgumentError(
-                f"a step of {got or 'nothing'} and {FIRST} {first.dtype}{list(first.shape)}; "
-                f"this stream takes {wanted} and {FIRST} bool[{state.num_envs}]"
-            )
-
     def _count_slots(self, change: int) -> None:
         self._num_slots += change
         self._batcher.expect_at_most(self._num_slots)
@@ -254,9 +235,8 @@ class Engine:
             num_rows += request.num_rows
             metrics.request_latency.observe(now_s - request.submitted_s)
             state = None if request.abandoned else self._sessions.get(request.session)
-            waiter = state.waiter if state is not None else None
-            if waiter is not None and not waiter.done():
-                waiter.set_result(ActReply(version, columns))
+            if state is not None:
+                state.answer(ActReply(version, columns))
         metrics.phases.add("queue_wait", queue_wait_s)
         metrics.requests.inc(len(requests))
         metrics.rows.inc(num_rows)
@@ -272,9 +252,4 @@ class Engine:
 
     def _fail_waiters(self, text: str) -> None:
         for state in self._sessions.values():
-            if state.waiter is not None and not state.waiter.done():
-                state.waiter.set_exception(UnavailableError(text))
-
-
-def _expected(spec: EnvSpec, num_envs: int) -> tuple[tuple[str, np.dtype, tuple[int, ...]], ...]:
-    return tuple((array.name, np.dtype(array.dtype), (num_envs, *array.shape)) for array in spec.observation)
+            state.fail(text)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from pathlib import Path
 from typing import Any
 
 from services.learner.checkpoint import CheckpointStore
+from services.learner.files import DirectoryLock
 from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
@@ -32,8 +34,7 @@ CLOSING_S = 1.0
 async def main(config: Config, context: ServiceContext) -> None:
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     store = CheckpointStore(config.run.dir / "checkpoints", config.learner.keep_checkpoints)
-    await asyncio.to_thread(store.prepare)
-    clear_result(config.run.dir)
+    lock = await asyncio.to_thread(_take_run_dir, config.run.dir, store)
     versions = VersionCounter(config.run.dir / "policy_version")
     publisher = WeightsPublisher(versions)
     metrics = LearnerMetrics(context.registry)
@@ -51,10 +52,18 @@ async def main(config: Config, context: ServiceContext) -> None:
             parts = session.Parts(publisher, versions, store, metrics)
             await _train(config, context, session, parts, spec)
     finally:
-        server.set_serving(False)
         publisher.close()
         await server.drain(CLOSING_S)
         endpoint.close()
+        lock.release()
+
+
+def _take_run_dir(run_dir: Path, store: CheckpointStore) -> DirectoryLock:
+    """Make sure that the run's directory is writable and ours alone. Raises UserError."""
+    store.prepare()
+    lock = DirectoryLock(run_dir)
+    clear_result(run_dir)
+    return lock
 
 
 async def _train(config: Config, context: ServiceContext, session: Any, parts: Any, spec: EnvSpec) -> None:

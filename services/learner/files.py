@@ -5,8 +5,11 @@ Used by checkpoints, the version counter and the result. Blocking: never called 
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
+
+from shoal.errors import UserError
 
 # Names with this prefix are never read: whoever finds one may delete it.
 TEMPORARY_PREFIX = ".tmp-"
@@ -35,3 +38,21 @@ def replace_durably(path: Path, data: bytes) -> None:
     write_synced(temporary, data)
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+class DirectoryLock:
+    """Keeps a directory to one process at a time. Goes with the process, however that ends."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises UserError if another process has it."""
+        self._file = (directory / ".lock").open("wb")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise UserError(
+                f"another learner is running in {directory}: stop it, or use another run.dir"
+            ) from None
+
+    def release(self) -> None:
+        self._file.close()

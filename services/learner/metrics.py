@@ -85,7 +85,7 @@ class LearnerMetrics:
         self.loss = gauge("loss", "The loss of the last step.")
         self.grad_norm = gauge("grad_norm", "Norm of the gradient of the last step, before clipping.")
         self.algorithm = Gauge(
-            "shoal_learner_algorithm",
+            "shoal_learner_algorithm_value",
             "Values of the algorithm at the last step, by name: entropy, value_loss, ...",
             ["name"],
             registry=registry,

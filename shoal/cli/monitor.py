@@ -71,7 +71,7 @@ class Monitor:
         next_poll = self._now() + POLL_S / 2
         try:
             while True:
-                supervisor.check_announcements()
+                supervisor.check()
                 if self._now() >= next_poll:
                     next_poll = self._now() + POLL_S
                     for warning in logs.new_warnings():

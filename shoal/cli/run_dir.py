@@ -56,7 +56,8 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        return self.root / ".lock"
+        """Held by `shoal train`; a learner has one of its own beside it."""
+        return self.root / ".train.lock"
 
     def log(self, process: str) -> Path:
         return self.logs / f"{process}.log"

@@ -57,6 +57,9 @@ class Outcome:
     message: str
 
 
+FINISHED = Outcome(End.FINISHED, 0, "the learner reached its stop condition")
+
+
 class Supervisor:
     """All processes of one run."""
 
@@ -102,7 +105,8 @@ class Supervisor:
             try:
                 await stop_in_order(self.children, order, self._on_event)
             finally:
-                self._guard.kill_group()
+                # Ends what services may have left, such as workers of environments.
+                self._guard.close()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     def fail(self, error: BaseException) -> None:
@@ -110,11 +114,14 @@ class Supervisor:
         if not self._over.done():
             self._over.set_exception(error)
 
-    def check_announcements(self) -> None:
-        """Notices processes that have come up. Called by the monitor several times a second."""
+    def check(self) -> None:
+        """Notices processes that came up and a run that is done. Called several times a second."""
         for child in self.children:
             if child.check_announcement():
                 self._policies[child.name].came_up()
+        # Without waiting for the learner's process to end: unloading torch takes it up to a second.
+        if self._is_finished():
+            self._end(FINISHED)
         if not self._guard.alive:
             self._end(Outcome(End.GAVE_UP, 1, "the process that guards the run was killed from outside"))
 
@@ -150,7 +157,7 @@ class Supervisor:
         if self._over.done():
             return None
         if code == 0 and child.spec.role == "learner" and self._is_finished():
-            self._end(Outcome(End.FINISHED, 0, "the learner reached its stop condition"))
+            self._end(FINISHED)
             return None
         if code == USER_ERROR_CODE:
             line = child.error_line() or f"{child.name} ended with code 2; see {child.log}"

@@ -106,7 +106,7 @@ class Vitals:
             policy_version=None if version is None else int(version),
             num_restarts=self._before.num_restarts + num_restarts,
             phases={role: dict(phases) for role, phases in self._phases.items()},
-            load=dict(self._load),
+            load=dict(sorted(self._load.items())),
         )
 
     def _grow(self, readings: Iterable[Reading], elapsed_s: float | None) -> _Growth:

@@ -27,6 +27,11 @@ from shoal.wire import array_spec_from_proto, spec_to_proto
 # How long a closed stream may take to end in good order before it is cut.
 _CLOSE_S = 1.0
 
+_ENDED = "the stream has ended: open a new one"
+
+# What gRPC puts over the server's own status when a write finds that the stream has just ended.
+_WRITE_FAILED = "Internal error from Core"
+
 
 class GrpcInferenceClient:
     """One inference server."""
@@ -55,6 +60,7 @@ class _GrpcActStream:
         self._call = call
         self._welcome = welcome
         self._num_steps = 0
+        self._ended = False
         # Filled again for each step: only one is in flight.
         self._request = pb.ActRequest()
         self._step = self._request.step
@@ -67,17 +73,24 @@ class _GrpcActStream:
         return self._welcome
 
     async def act(self, observation: Columns, first: np.ndarray) -> ActReply:
-        number = self._step.step = self._num_steps
-        self._num_steps += 1
+        if self._ended:
+            raise UnavailableError(_ENDED)
         self._write_observation(observation)
         self._write_first(first)
-        actions = (await _exchange(self._call, self._request)).actions
-        if actions.step != number:
+        number = self._step.step = self._num_steps
+        self._num_steps += 1
+        try:
+            actions = (await _exchange(self._call, self._request)).actions
+            if actions.step != number:
+                raise InvalidArgumentError(f"the server answered step {actions.step} instead of {number}")
+            return ActReply(actions.policy_version, self._read_outputs(actions.outputs))
+        except BaseException:
+            self._ended = True
             self._call.cancel()
-            raise InvalidArgumentError(f"the server answered step {actions.step} instead of {number}")
-        return ActReply(actions.policy_version, self._read_outputs(actions.outputs))
+            raise
 
     async def close(self) -> None:
+        self._ended = True
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError, asyncio.InvalidStateError):
             await self._call.done_writing()
             await asyncio.wait_for(self._call.code(), _CLOSE_S)
@@ -90,7 +103,7 @@ async def _exchange(call: Any, request: pb.ActRequest) -> pb.ActResponse:
         await call.write(request)
         response = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error) from None
+        raise _meaning(error) from None
     except asyncio.InvalidStateError:
         raise await _ending(call) from None
     except asyncio.CancelledError:
@@ -98,22 +111,26 @@ async def _exchange(call: Any, request: pb.ActRequest) -> pb.ActResponse:
         if task is not None and task.cancelling():
             raise
         # gRPC also raises this when it was the call that somebody cancelled, not the caller.
-        raise UnavailableError("the stream was closed here: open a new one") from None
+        raise UnavailableError(_ENDED) from None
     if response is grpc.aio.EOF:
         raise await _ending(call)
     reply: pb.ActResponse = response
     return reply
 
 
+def _meaning(error: grpc.aio.AioRpcError) -> ShoalError:
+    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_FAILED:
+        return UnavailableError(_ENDED)
+    return from_rpc_error(error)
+
+
 async def _ending(call: Any) -> ShoalError:
     """Why a finished call is finished."""
     code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.OK:
-        return UnavailableError("the inference server ended the stream: open a new one")
-    if code is grpc.StatusCode.CANCELLED:
-        return UnavailableError("the stream was closed here: open a new one")
+    if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
+        return UnavailableError(_ENDED)
     metadata = await call.initial_metadata(), await call.trailing_metadata()
-    return from_rpc_error(grpc.aio.AioRpcError(code, *metadata, details))
+    return _meaning(grpc.aio.AioRpcError(code, *metadata, details))
 
 
 def _hello_to_proto(hello: ActHello) -> pb.ActRequest:

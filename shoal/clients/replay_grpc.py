@@ -84,6 +84,8 @@ class _GrpcStream:
 
     def __init__(self, call: Any) -> None:
         self._call = call
+        # Not `call.read()`: that forgets the answers that have arrived once a write has failed.
+        self._responses = aiter(call)
 
     async def close(self) -> None:
         # A call that nobody cancels lives as long as its channel.
@@ -97,18 +99,17 @@ class _GrpcStream:
         except asyncio.InvalidStateError:
             raise await self._ending() from None
         except asyncio.CancelledError:
-            raise _cancellation()
+            raise _cancellation() from None
 
     async def _read(self) -> Any:
         try:
-            response = await self._call.read()
+            return await anext(self._responses)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from None
+        except StopAsyncIteration:
+            raise await self._ending() from None
         except asyncio.CancelledError:
-            raise _cancellation()
-        if response is grpc.aio.EOF:
-            raise await self._ending()
-        return response
+            raise _cancellation() from None
 
     async def _ending(self) -> ShoalError:
         """Why a finished call is finished."""
@@ -127,7 +128,7 @@ class _GrpcAppendStream(_GrpcStream):
         try:
             headers = await self._call.initial_metadata()
         except asyncio.CancelledError:
-            raise _cancellation()
+            raise _cancellation() from None
         if ACCEPTED_KEY not in headers:
             raise await self._ending()
 

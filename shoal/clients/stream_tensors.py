@@ -32,11 +32,12 @@ class TensorWriter:
 
     def __init__(self, message: tensor_pb2.Tensor) -> None:
         self._message = message
-        self._dtype: np.dtype | None = None
-        self._shape: tuple[int, ...] = ()
+        # Of the header in the message. A shape of None fits no array; a dtype of None would equal float64.
+        self._dtype = _UINT8
+        self._shape: tuple[int, ...] | None = None
 
     def write(self, array: np.ndarray) -> None:
-        if array.dtype == self._dtype and array.shape == self._shape:
+        if array.shape == self._shape and array.dtype == self._dtype:
             data = array.tobytes()
             self._message.data = data
             self._message.crc32c = crc32c(data)
@@ -44,7 +45,7 @@ class TensorWriter:
             # Packed flat: the first axis is environments, and differences between those do not shrink.
             self._message.CopyFrom(tensor_to_proto(array.reshape(-1), compress=True))
             self._message.shape[:] = array.shape
-            self._dtype = None
+            self._shape = None
         else:
             self._message.CopyFrom(tensor_to_proto(array, compress=False))
             self._dtype, self._shape = array.dtype, array.shape

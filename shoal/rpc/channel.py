@@ -66,7 +66,8 @@ def keepalive_options(rpc: RpcSection) -> Options:
 
 
 def _options(limits: LimitsSection, rpc: RpcSection) -> Options:
-    max_backoff_ms = int(rpc.max_backoff_s * 1000)
+    # Half, because the pause of whoever calls again comes on top of it.
+    max_backoff_ms = int(rpc.max_backoff_s * 500)
     return [
         *message_options(limits),
         *keepalive_options(rpc),

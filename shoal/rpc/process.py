@@ -40,11 +40,22 @@ class ServiceContext:
     config: Config
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    _drain_until: float = field(default=float("inf"), init=False, repr=False)
 
     @property
     def id(self) -> str:
         """The configured name of this replica; the learner has none."""
         return str(getattr(getattr(self.config, self.name), "id", self.name))
+
+    def stop(self) -> None:
+        """Set `stopping`; the time for draining runs from the first call."""
+        if not self.stopping.is_set():
+            self._drain_until = time.monotonic() + self.config.rpc.drain_s
+            self.stopping.set()
+
+    def grace_s(self) -> float:
+        """What is left of rpc.drain_s: for `RpcServer.drain`."""
+        return max(0.0, min(self.config.rpc.drain_s, self._drain_until - time.monotonic()))
 
     async def announce(self, *, grpc: str = "", health: str = "", metrics: str = "") -> None:
         """Log the bound addresses and write them to listen.announce, as a whole or not at all."""
@@ -99,11 +110,11 @@ async def _serve(main: Main, context: ServiceContext, watchdog: Watchdog) -> int
     loop = asyncio.get_running_loop()
     drain_s = context.config.rpc.drain_s
 
-    def stop(number: int) -> None:
+    def on_signal(number: int) -> None:
         log.info("%s: draining, at most %g s", signal.Signals(number).name, drain_s)
-        context.stopping.set()
+        context.stop()
 
-    watchdog.attach(drain_s, lambda number: loop.call_soon_threadsafe(stop, number))
+    watchdog.attach(drain_s, lambda number: loop.call_soon_threadsafe(on_signal, number))
     code = await _outcome(main(context.config, context))
     # Now, because asyncio.run waits for threads of the loop's executor, which may hang in a look-up.
     watchdog.finished(code)

@@ -1,7 +1,8 @@
 """A service's gRPC server, with its health server and its drain. Built by each service's composition root.
 
 Two listeners: the service's own, with token and TLS, and one for `grpc.health.v1` alone, in plaintext and
-open to whoever reaches it, because probes can do neither TLS nor tokens; all it tells is whether we serve.
+open to whoever reaches it on any address, because probes can do neither TLS nor tokens; all it tells is
+whether we serve.
 Everything runs on the process's event loop.
 """
 
@@ -116,7 +117,8 @@ class RpcServer:
     async def drain(self, grace_s: float) -> None:
         """Stop: not healthy, new calls refused, running ones have grace_s to end and are then cut.
 
-        Takes at most grace_s and a second. Calling it again waits for the first call.
+        Takes at most grace_s and a second. Calling it again waits for the first call. A stream that never
+        ends by itself uses up the whole grace: end it first, or give little.
         """
         if self._drained is None:
             self._drained = asyncio.get_running_loop().create_task(self._drain(grace_s))

@@ -32,8 +32,10 @@ from shoal.errors import (
 
 ERROR_KEY = "shoal-error"
 
-# HTTP/2 trailers have a size limit (8 KiB by default); a longer text would break the reply itself.
-MAX_DETAILS_CHARS = 2000
+# Trailers have a size limit (8 KiB by default): a longer text would break the reply itself. Characters beyond
+# ASCII, at up to four bytes, and control characters travel as three characters per byte.
+MAX_ASCII_DETAILS = 2000
+MAX_OTHER_DETAILS = 500
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +167,9 @@ class StatusInterceptor(HandlerInterceptor):
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ShoalError) -> None:
     """End the call with the error's status. Raises, as `context.abort` does."""
     text = str(error)
-    if len(text) > MAX_DETAILS_CHARS:
-        text = text[: MAX_DETAILS_CHARS - 3] + "..."
-    await context.abort(to_status(error), text, ((ERROR_KEY, type(error).__name__),))
+    limit = MAX_ASCII_DETAILS if text.isascii() else MAX_OTHER_DETAILS
+    shown = text if len(text) <= limit else text[: limit - 3] + "..."
+    await context.abort(to_status(error), shown, ((ERROR_KEY, type(error).__name__),))
 
 
 def _code_of(cls: type[ShoalError]) -> grpc.StatusCode:

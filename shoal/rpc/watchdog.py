@@ -7,6 +7,7 @@ while it writes a log record or starts a thread: they only set values, wake and 
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -20,6 +21,9 @@ log = logging.getLogger(__name__)
 
 # Beyond rpc.drain_s, for what a service does after its servers have drained.
 MARGIN_S = 1.5
+
+# For writing down why the process was ended.
+LAST_WORDS_S = 0.3
 
 # Before the service has started there is nothing to drain.
 START_S = 5.0
@@ -86,8 +90,13 @@ class Watchdog:
         while (left := self._deadline - time.monotonic()) > 0:
             self._wake.wait(min(left, threading.TIMEOUT_MAX))
             self._wake.clear()
+        # What is written below may block for ever, in a pipe that nobody reads.
+        last_resort = threading.Timer(LAST_WORDS_S, os._exit, (self._code,))
+        last_resort.daemon = True
+        last_resort.start()
         if not self._finished:
-            log.critical("not stopped %.1f s after the signal: giving up", self._limit_s)
+            log.critical("not stopped %.1f s after the signal: giving up; every thread is at:", self._limit_s)
+            faulthandler.dump_traceback()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(self._code)

@@ -26,7 +26,7 @@ async def serve(config: Config, context: ServiceContext) -> None:
     await server.start()
     await context.announce(grpc=server.address, health=server.health_address)
     await context.stopping.wait()
-    await server.drain(config.rpc.drain_s)
+    await server.drain(context.grace_s())
 
 
 async def hold(config: Config, context: ServiceContext) -> None:

@@ -123,7 +123,7 @@ def running_cluster() -> Iterator[Cluster]:
 async def until(condition: Callable[[], bool], what: str) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():  # noqa: ASYNC110 - other processes set no event here
+            while not condition():
                 await asyncio.sleep(0.02)
             return
     raise AssertionError(f"waited {PATIENCE_S} s for {what}")

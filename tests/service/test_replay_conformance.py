@@ -231,6 +231,35 @@ def test_priorities(check: Check) -> None:
     check(test)
 
 
+def test_answers_given_before_the_end_are_received_after_it(check: Check) -> None:
+    """Also when a send has failed in the meantime: an ack that is dropped is an item stored twice."""
+
+    async def test(client: ReplayShardClient, shard: Shard) -> None:
+        appends = await client.open_append(LIFE, "train")
+        for sequence in range(4):
+            await appends.send(sequence, PAYLOADS[sequence])
+
+        async def all_stored() -> bool:
+            return shard.num_items == 4
+
+        await until(all_stored)
+        shard.stop_inserts()
+
+        async def cannot_send() -> bool:
+            try:
+                await appends.send(4, PAYLOADS[4])
+            except UnavailableError:
+                return True
+            return False
+
+        await until(cannot_send)
+        assert [(await appends.receive()).sequence for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(UnavailableError):
+            await appends.receive()
+
+    check(test)
+
+
 def test_a_draining_shard_ends_appends_first_and_samples_last(check: Check) -> None:
     async def test(client: ReplayShardClient, shard: Shard) -> None:
         appends = await client.open_append(LIFE, "train")

@@ -1,4 +1,4 @@
-"""Real processes built with `run_service`: arguments, exit codes, signals, the watchdog, the announce file."""
+"""Real processes built with `run_service`: arguments, exit codes, signals, watchdog, announce file."""
 
 from __future__ import annotations
 
@@ -93,9 +93,8 @@ def test_a_signal_with_an_open_stream_cuts_it_after_the_drain_and_exits_0(tmp_pa
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, mode: str, number: int, code: int) -> None:
     with child(mode, *_serving(tmp_path / "a", "rpc.drain_s=600")) as process:
         announced(process, tmp_path / "a")
-        process.send_signal(signal.SIGTERM)
         while process.poll() is None:
-            # Signals that come together are one: send until the second has been seen.
+            # Signals that come together are one: send until two have been seen.
             process.send_signal(number)
             time.sleep(0.05)
         assert process.returncode == code

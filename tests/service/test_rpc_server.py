@@ -109,13 +109,14 @@ def test_malformed_messages_and_unknown_methods_are_refused_without_a_traceback(
 def test_a_long_error_text_still_arrives() -> None:
     class Wordy(Echo):
         async def unary(self, request: bytes, context: Any) -> bytes:
-            raise errors.SpecMismatchError("x" * 100_000)
+            raise errors.SpecMismatchError(request.decode() * 100_000)
 
     async def run() -> None:
         async with running_server(Wordy()) as server, dialled(server.address) as channel:
-            back = from_rpc_error(await _error_of(method(channel, "Unary")(b"")))
-            assert type(back) is errors.SpecMismatchError
-            assert str(back).endswith("x...")
+            for char in ("x", "\n", "ü", "\U0001f41f"):
+                back = from_rpc_error(await _error_of(method(channel, "Unary")(char.encode())))
+                assert type(back) is errors.SpecMismatchError
+                assert str(back).endswith(f"{char}...")
 
     asyncio.run(run())
 
@@ -223,6 +224,26 @@ def test_messages_above_the_limit_are_refused_and_the_next_is_served() -> None:
     asyncio.run(run())
 
 
+def test_streams_above_the_limit_of_a_connection_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.rpc.server.MAX_CONCURRENT_STREAMS", 2)
+
+    async def run() -> None:
+        echo = Echo()
+        async with running_server(echo) as server, dialled(server.address) as channel:
+            await method(channel, "Unary")(b"x")
+            held = [method(channel, "Hold")(b"") for _ in range(3)]
+            assert await held[0].read() == await held[1].read() == b"held"
+            waiting = asyncio.create_task(held[2].read())
+            async with dialled(server.address) as other:
+                assert await method(other, "Unary")(b"x") == b"x"
+            assert echo.running == 2
+            assert not waiting.done()
+            held[0].cancel()
+            assert await waiting == b"held"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
 def test_drain_refuses_new_calls_while_running_ones_finish() -> None:
     async def run() -> None:
         echo = Echo()
@@ -289,7 +310,7 @@ def test_what_outlives_the_grace_is_cut(capfd: pytest.CaptureFixture[str]) -> No
                 pass
             assert reply is grpc.StatusCode.UNAVAILABLE
             for task in asyncio.all_tasks():
-                if "Stubborn" in repr(task) or "HandleExceptions" in task.get_name():
+                if task.get_name().startswith("HandleExceptions"):
                     task.cancel()
         return took
 

@@ -270,7 +270,7 @@ def test_stopping_lets_a_handover_finish() -> None:
         await harness.sink.until(1)
         harness.sink.room.clear()
         async with asyncio.timeout(20):
-            while not harness.sink.num_waiting:  # noqa: ASYNC110 - nobody sets an event
+            while not harness.sink.num_waiting:
                 await asyncio.sleep(0)
         harness.group.stop()
         await asyncio.sleep(0)
@@ -286,7 +286,7 @@ def test_stopping_lets_a_handover_finish() -> None:
 def test_an_evaluator_is_greedy_and_stores_nothing() -> None:
     async def test(harness: Harness) -> None:
         async with asyncio.timeout(20):
-            while harness.replicas.backends["a"].num_acts < 10 * T:  # noqa: ASYNC110 - nobody sets an event
+            while harness.replicas.backends["a"].num_acts < 10 * T:
                 await asyncio.sleep(0)
         await harness.stop()
         assert all(hello.greedy for hello in harness.replicas.backends["a"].hellos)

@@ -62,7 +62,7 @@ async def server_of(stream: ActStream) -> str:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - nobody sets an event, and no time passes
+        while not condition():
             await asyncio.sleep(0)
 
 

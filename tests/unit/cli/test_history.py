@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 from shoal.cli.history import Event, History, Sample, read_history
@@ -32,7 +33,7 @@ def test_thinning_bounds_the_file_and_keeps_span_and_events(tmp_path: Path) -> N
     assert 50 <= len(samples) <= 101
     assert (samples[0].time_s, samples[-1].time_s) == (0.0, 9999.0)
     assert events == [Event(0.5, "early")]
-    gaps = [b.time_s - a.time_s for a, b in zip(samples, samples[1:], strict=False)]
+    gaps = [b.time_s - a.time_s for a, b in pairwise(samples)]
     assert max(gaps) <= 4 * 10_000 / 100
     assert len(path.read_text().splitlines()) <= 102
 
@@ -67,4 +68,6 @@ def test_next_session_continues(tmp_path: Path) -> None:
 
 def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
     assert read_history(tmp_path / "none") == ([], [])
-    assert History(tmp_path / "new").last_time_s == 0.0
+    history = History(tmp_path / "new")
+    assert history.last_time_s == 0.0
+    history.close()

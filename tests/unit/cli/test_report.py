@@ -59,8 +59,9 @@ def history(count: int = 40) -> list[Sample]:
     phases = {"actor": {"env_step": 3.0, "wait_action": 1.0}, "learner": {"wait": 2.0, "train": 6.0}}
     return [
         Sample(
-            float(i), env_steps=1000 * i, episode_return=10.0 * i, env_steps_per_s=1100.0, trained_steps_per_s=1000.0,
-            learner_waiting=0.25, policy_lag=1.5, num_restarts=1, phases=phases, load={"actor-0": 40_000.0},
+            float(i), env_steps=1000 * i, episode_return=10.0 * i, env_steps_per_s=1100.0,
+            trained_steps_per_s=1000.0, learner_waiting=0.25, policy_lag=1.5, num_restarts=1,
+            phases=phases, load={"actor-0": 40_000.0},
         )
         for i in range(count)
     ]  # fmt: skip

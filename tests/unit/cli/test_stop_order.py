@@ -1,4 +1,4 @@
-"""Who is stopped when: actors, learner, then the rest. No processes: children that note what they are told."""
+"""Who is stopped when: actors, learner, then the rest. The children here only note what they are told."""
 
 from __future__ import annotations
 

@@ -16,9 +16,9 @@ from shoal.cli.view import PLAIN_EVERY_S, LiveView, PlainView, plain_line
 from shoal.config import load_config
 
 SAMPLE = Sample(
-    time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0, trained_steps_per_s=208_111.0,
-    learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25, replay_items=3, replay_fill=0.1875,
-    policy_lag=1.44, policy_version=812, num_restarts=2,
+    time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0,
+    trained_steps_per_s=208_111.0, learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25,
+    replay_items=3, replay_fill=0.1875, policy_lag=1.44, policy_version=812, num_restarts=2,
 )  # fmt: skip
 
 
@@ -42,7 +42,8 @@ def test_plain_line_has_every_figure() -> None:
 
 def test_plain_line_before_anything_is_known() -> None:
     assert plain_line(Sample(0.4), children()) == (
-        "   0:00  return -  steps -  collected -  trained -  learner waits -  batch -  replay -  lag -  restarts 0  up 4/4"
+        "   0:00  return -  steps -  collected -  trained -  learner waits -  "
+        "batch -  replay -  lag -  restarts 0  up 4/4"
     )
 
 
@@ -77,8 +78,9 @@ def draw(sample: Sample, shown: list[Child], rates: dict[str, float], *events: s
 def test_live_screen_has_every_figure() -> None:
     screen = draw(SAMPLE, children(), {"actor-0": 210_456.0, "inference-0": 5e5}, "replay-0: [slow] queue")
     for expected in (
-        "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %", "256 rows, 1.2 ms",
-        "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s", "500k rows/s", "replay-0: [slow] queue",
+        "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %",
+        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s",
+        "500k rows/s", "replay-0: [slow] queue",
     ):  # fmt: skip
         assert expected in screen
 
@@ -90,7 +92,7 @@ def test_many_processes_of_a_role_share_a_line() -> None:
     assert "actor x 100" in screen
     assert "99 up, 1 restarting" in screen
     assert "1k steps/s" in screen
-    assert len(screen.splitlines()) < 20
+    assert "actor-0" not in screen
 
 
 def test_evaluation_is_shown_when_there_is_one() -> None:

@@ -132,5 +132,5 @@ async def install_first(engine: Engine, version: int = 0) -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let everything else run until it is so."""
-    while not condition():  # noqa: ASYNC110 - conditions of other threads and peers have no event here
+    while not condition():
         await asyncio.sleep(0.001)

@@ -1,0 +1,119 @@
+"""`shoal` as a real process, and how to find everything that it started, whoever its parent is by now."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+MARK = "SHOAL_TEST_MARK"
+# A loaded machine takes long to import torch four times; tests wait for conditions, this only ends a hang.
+PATIENCE_S = 110.0
+
+
+class ShoalProcess:
+    """One run of the command. Every process that it starts inherits a mark in its environment."""
+
+    def __init__(self, arguments: list[str], cwd: Path, sockets: Path, environment: dict[str, str]) -> None:
+        self.sockets = sockets
+        self._mark = uuid.uuid4().hex
+        self.stdout_file, self.stderr_file = cwd / f"{self._mark}.out", cwd / f"{self._mark}.err"
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        own = {MARK: self._mark, "TMPDIR": str(sockets), "PYTHONPATH": path}
+        with self.stdout_file.open("wb") as out, self.stderr_file.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "shoal.cli", *arguments],
+                cwd=cwd,
+                env=os.environ | own | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                process_group=0,
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self.stdout_file.read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.stderr_file.read_text()
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def running(self) -> dict[int, str]:
+        """Command lines of all living processes with the mark, by pid."""
+        found = {}
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found[process.pid] = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+        return found
+
+    def pid_of(self, service: str) -> int:
+        """One process of a service, once it is there."""
+        self.until(lambda: self._find(service) is not None, f"a {service} process")
+        found = self._find(service)
+        assert found is not None
+        return found
+
+    def _find(self, service: str) -> int | None:
+        return next((pid for pid, line in self.running().items() if f"services.{service}" in line), None)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for a condition; shows what the command said if it does not come."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S} s\n{self.stdout}\n{self.stderr}"
+            time.sleep(0.05)
+
+    def until_training(self) -> None:
+        """Until the learner has trained on something, by its metrics as the view shows them."""
+        self.until(lambda: "trained" in self.stdout and self._steps() > 0, "trained step")
+
+    def _steps(self) -> int:
+        shown = [
+            line.split("steps ")[1].split()[0] for line in self.stdout.splitlines() if "  steps " in line
+        ]
+        numbers = [int(text.replace(",", "")) for text in shown if text != "-"]
+        return max(numbers, default=0)
+
+    def assert_nothing_left(self) -> None:
+        """No process, no socket directory. Ending is not instant: waits for it."""
+        self.until(lambda: not self.running(), "end of all processes")
+        self.until(lambda: not any(self.sockets.iterdir()), "removal of the socket directory")
+
+
+@contextmanager
+def shoal(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> Iterator[ShoalProcess]:
+    """Starts the command; at the end nothing of it is left, whatever the test found."""
+    # Short, because the paths of unix sockets are: pytest's own directories are too deep.
+    sockets = Path(tempfile.mkdtemp(prefix="e2e", dir="/tmp"))
+    started = ShoalProcess(list(arguments), cwd, sockets, environment or {})
+    try:
+        yield started
+    finally:
+        for pid in {started.process.pid, *started.running()}:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        started.process.wait()
+        shutil.rmtree(sockets, ignore_errors=True)

@@ -1,0 +1,33 @@
+"""The whole system learns, and every replica and shard does its share of the work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.history import read_history
+from shoal.cli.run_dir import RunDir
+from tests.e2e.cli_process import shoal
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def test_cartpole_is_learned_with_replicas_and_shards(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    axes = ("--actors", "3", "--inference", "2", "--replay-shards", "2")
+    with shoal("train", "cartpole", "--until-return", "475", *axes, "--run-dir", "run", cwd=tmp_path) as run:
+        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
+        run.assert_nothing_left()
+    result = json.loads(run_dir.result.read_text())
+    print(result)
+    assert result["mean_return"] >= 475
+    assert result["env_steps"] <= 2_000_000
+    samples, _ = read_history(run_dir.history)
+    load = samples[-1].load
+    print(load)
+    replicas = {"actor": 3, "inference": 2, "replay": 2, "learner": 1}
+    for service, count in replicas.items():
+        work = {f"{service}-{i}": load.get(f"{service}-{i}", 0) for i in range(count)}
+        assert min(work.values()) > 0.1 * sum(work.values()) / count, f"{service} idle: {work}"

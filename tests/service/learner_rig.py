@@ -1,0 +1,232 @@
+"""A learner as the real program, a replay shard as another, and a test that plays actors and inference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from safetensors.numpy import load
+
+from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.weights_grpc import GrpcWeightsClient
+from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.errors import UnavailableError
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
+from shoal.rpc.addresses import Address
+from shoal.wire import encode_trajectory
+
+ROOT = Path(__file__).parents[2]
+SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (4,)),), DiscreteAction(2))
+SECURITY, LIMITS, RPC = SecuritySection(), LimitsSection(), RpcSection(max_backoff_s=0.2)
+LENGTH, NUM_ENVS = 5, 8
+TRANSITIONS = LENGTH * NUM_ENVS
+PATIENCE_S = 60.0
+
+
+def payload(version: int = 0, reward: float = 1.0, length: int = LENGTH) -> bytes:
+    leading = (length + 1, NUM_ENVS)
+    rng = np.random.default_rng(version + 1)
+    return encode_trajectory(
+        Trajectory(
+            {
+                "observation": rng.normal(size=(*leading, 4)).astype(np.float32),
+                "action": rng.integers(0, 2, leading),
+                "reward": np.full(leading, reward, np.float32),
+                "terminated": np.zeros(leading, bool),
+                "truncated": np.zeros(leading, bool),
+                "first": np.zeros(leading, bool),
+                "policy_version": np.full(leading, max(version, 0), dtype=np.int64),
+                "log_prob": np.full(leading, -0.69, np.float32),
+            },
+            (Episode(7.0, 5),) * 3,
+        )
+    )
+
+
+class Program:
+    """One service in a process of its own."""
+
+    def __init__(self, name: str, config: Path, directory: Path) -> None:
+        self._name = name
+        self._config = config
+        self._announce = directory / f"{name}.json"
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def spawn(self, *settings: str) -> asyncio.subprocess.Process:
+        overrides = [part for setting in settings for part in ("--set", setting)]
+        arguments = ["-m", f"services.{self._name}", "--config", str(self._config), *overrides]
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+        )
+        return self.process
+
+    async def start(self, *settings: str) -> dict[str, Any]:
+        """Returns what it announces once it listens."""
+        process = await self.spawn(*settings)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if self._announce.exists():
+                    record: dict[str, Any] = json.loads(self._announce.read_text())
+                    if record["pid"] == process.pid:
+                        return record
+                if process.returncode is not None:
+                    raise AssertionError(
+                        f"{self._name} exited with {process.returncode}: {await self.errors()}"
+                    )
+                await asyncio.sleep(0.01)
+
+    async def errors(self) -> str:
+        """Everything on stderr, once the process has ended."""
+        assert self.process is not None
+        async with asyncio.timeout(PATIENCE_S):
+            _, text = await self.process.communicate()
+        return text.decode()
+
+    async def kill(self) -> None:
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.communicate()
+
+    def terminate(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+
+
+class Rig:
+    """The programs, and the test as their actors and inference."""
+
+    def __init__(self, run_dir: Path, sockets: Path, changes: dict[str, Any]) -> None:
+        self.run_dir = run_dir
+        self.learner_address = f"unix:{sockets}/learner"
+        self.replay_address = f"unix:{sockets}/replay"
+        tree: dict[str, Any] = {
+            "run": {"dir": str(run_dir)},
+            "addresses": {"learner": self.learner_address, "replay": [self.replay_address]},
+            "actor": {"unroll_length": LENGTH},
+            "policy": {"hidden_sizes": [16]},
+            "rpc": {"max_backoff_s": 0.2},
+            "learner": {
+                "batch_envs": NUM_ENVS,
+                "listen": {"grpc": self.learner_address, "health": f"unix:{sockets}/lh"}
+                | {"announce": str(sockets / "learner.json")},
+            },
+            "replay": {
+                "listen": {"grpc": self.replay_address, "health": f"unix:{sockets}/rh"}
+                | {"announce": str(sockets / "replay.json")},
+            },
+        }
+        for section, values in changes.items():
+            tree[section] = tree.get(section, {}) | values
+        config = sockets / "run.yaml"
+        config.write_text(yaml.safe_dump(tree))
+        self.learner = Program("learner", config, sockets)
+        self.replay = Program("replay", config, sockets)
+        self.versions: list[int] = []
+        self.weights: dict[str, np.ndarray] = {}
+        self.spec = SPEC
+        self._sequence = 0
+
+    async def append(self, *payloads: bytes) -> None:
+        client = GrpcReplayClient(Address(self.replay_address), SECURITY, LIMITS, RPC)
+        stream = await client.open_append(Life("actor-1", "run-1"), "train")
+        for data in payloads:
+            await stream.send(self._sequence, data, 30.0)
+            await stream.receive()
+            self._sequence += 1
+        await stream.close()
+        await client.close()
+
+    async def pump(self) -> None:
+        """An actor that is always ahead of the learner."""
+        while True:
+            try:
+                await self.append(*[payload(self.versions[-1] if self.versions else 0)] * 20)
+            except UnavailableError:
+                await asyncio.sleep(0.05)
+
+    async def follow(self) -> None:
+        """Inference: subscribes for ever, remembers every version that it was given."""
+        while True:
+            client = GrpcWeightsClient(Address(self.learner_address), SECURITY, LIMITS, RPC)
+            try:
+                current = self.versions[-1] if self.versions else -1
+                async for snapshot in client.subscribe("inference-1", self.spec, current):
+                    self.weights = load(snapshot.data)
+                    assert all(np.isfinite(array).all() for array in self.weights.values())
+                    self.versions.append(snapshot.version)
+            except UnavailableError:
+                await asyncio.sleep(0.05)
+            finally:
+                await client.close()
+
+    async def version_above(self, version: int) -> int:
+        async with asyncio.timeout(PATIENCE_S):
+            while not self.versions or self.versions[-1] <= version:
+                await asyncio.sleep(0.01)
+        return self.versions[-1]
+
+    async def exited(self, program: Program) -> int:
+        assert program.process is not None
+        async with asyncio.timeout(PATIENCE_S):
+            return await program.process.wait()
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / "result.json").read_text())
+        return found
+
+
+async def scrape(address: str) -> dict[str, float]:
+    """Metrics by name; with labels as `name{value}`."""
+
+    def get() -> str:
+        with urlopen(f"http://{address}/metrics", timeout=10.0) as response:
+            return str(response.read(), "utf-8")
+
+    text = await asyncio.to_thread(get)
+    return {
+        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@asynccontextmanager
+async def rig(run_dir: Path, **changes: Any) -> AsyncIterator[Rig]:
+    """A running shard and a learner that the test starts; everything is gone at the end."""
+    with tempfile.TemporaryDirectory(prefix="shoal") as sockets:
+        made = Rig(run_dir, Path(sockets), changes)
+        following = asyncio.create_task(made.follow())
+        try:
+            await made.replay.start()
+            yield made
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await made.learner.kill()
+            await made.replay.kill()
+
+
+@asynccontextmanager
+async def pumping(rig: Rig) -> AsyncIterator[None]:
+    task = asyncio.create_task(rig.pump())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def environment_without_gpu() -> dict[str, str]:
+    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}

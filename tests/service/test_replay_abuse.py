@@ -1,0 +1,191 @@
+"""Hostile payloads through the real program: refused with reasons, in bounded memory, honest ones served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import lz4.block
+import psutil
+import pytest
+from crc32c import crc32c
+
+from services.replay.shard import Shard
+from shoal.clients.replay import Outcome, ReplayShardClient
+from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.records import Life
+from shoal.v1 import tensor_pb2, trajectory_pb2
+from tests.service.replay_server import ShardProcess, shard_processes
+from tests.unit.replay.payloads import payload
+
+MIB = 1 << 20
+# What a tensor and a trajectory may take once unpacked, in the shard under attack.
+MAX_TENSOR_BYTES = 4 * MIB
+MAX_TRAJECTORY_BYTES = 8 * MIB
+MAX_GROWTH_BYTES = 48 * MIB
+ROUNDS = 20
+
+ZEROS_64_MIB = lz4.block.compress(bytes(64 * MIB), store_size=False)
+NOT_LZ4 = b"\xf0" * 64
+
+
+def trajectory(
+    data: bytes,
+    shape: tuple[int, ...],
+    *,
+    dtype: int = tensor_pb2.DTYPE_UINT8,
+    codec: int = tensor_pb2.CODEC_LZ4,
+    claim: int | None = None,
+    crc: int | None = None,
+    copies: int = 1,
+) -> bytes:
+    """A trajectory with a good `first` column and `copies` of the hostile one."""
+    good = trajectory_pb2.Trajectory()
+    good.ParseFromString(payload(rows=2, envs=1))
+    first = next(column for column in good.columns if column.name == "first")
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    hostile = tensor_pb2.Tensor(
+        dtype=dtype,  # type: ignore[arg-type]
+        shape=shape,
+        codec=codec,  # type: ignore[arg-type]
+        raw_bytes=max(0, size) % (1 << 64) if claim is None else claim,
+        crc32c=crc32c(data) if crc is None else crc,
+        data=data,
+    )
+    columns = [tensor_pb2.NamedTensor(name=f"x{number}", tensor=hostile) for number in range(copies)]
+    return trajectory_pb2.Trajectory(columns=[first, *columns]).SerializeToString()
+
+
+HONEST = lz4.block.compress(bytes(2 * MIB), store_size=False)
+HOSTILE = {
+    "claims 2 GiB": trajectory(HONEST, (2, 1, 1 << 30)),
+    "claims 2^63": trajectory(HONEST, (2, 1, 1 << 62)),
+    "claims 2^63 in a few dimensions": trajectory(HONEST, (2, 1, *[1 << 31] * 10)),
+    "claims the right size in raw_bytes only": trajectory(HONEST, (2, 1, MIB), claim=2**63),
+    "unpacks to 64 MiB as it says": trajectory(ZEROS_64_MIB, (2, 1, 32 * MIB)),
+    "unpacks to 64 MiB and says 2 MiB": trajectory(ZEROS_64_MIB, (2, 1, MIB)),
+    "many tensors below the limit": trajectory(HONEST, (2, 1, MIB), copies=5),
+    "short output": trajectory(lz4.block.compress(bytes(10), store_size=False), (2, 1, MIB)),
+    "truncated": trajectory(HONEST[:-20], (2, 1, MIB)),
+    "trailing bytes": trajectory(HONEST + b"\0" * 16, (2, 1, MIB)),
+    "not LZ4": trajectory(NOT_LZ4, (2, 1, MIB)),
+    "empty data": trajectory(b"", (2, 1, MIB)),
+    "raw that is too short": trajectory(b"x", (2, 1, MIB), codec=tensor_pb2.CODEC_RAW),
+    "corrupt": trajectory(HONEST, (2, 1, MIB), crc=1),
+    "unknown dtype": trajectory(HONEST, (2, 1, MIB), dtype=99),
+    "no dtype": trajectory(HONEST, (2, 1, MIB), dtype=0),
+    "unknown codec": trajectory(HONEST, (2, 1, MIB), codec=99),
+    "no codec": trajectory(HONEST, (2, 1, MIB), codec=0),
+    "delta of floats": trajectory(
+        HONEST,
+        (2, 1, MIB // 4),
+        dtype=tensor_pb2.DTYPE_FLOAT32,
+        codec=tensor_pb2.CODEC_DELTA_LZ4,
+        claim=2 * MIB,
+    ),
+    "negative dimension": trajectory(HONEST, (2, 1, -MIB)),
+    "two negative dimensions": trajectory(HONEST, (2, 1, -MIB, -1)),
+    "rank 1000": trajectory(HONEST, (2, *[1] * 999)),
+    "nothing times much": trajectory(b"", (2, 1, 0, 1 << 62, 1 << 62), codec=tensor_pb2.CODEC_RAW, claim=0),
+    "scalar": trajectory(b"x", (), codec=tensor_pb2.CODEC_RAW, claim=1),
+    "other leading dimensions": trajectory(HONEST, (1, 2, MIB)),
+    "bool of bytes": trajectory(
+        b"\x07" * 64, (2, 1, 32), dtype=tensor_pb2.DTYPE_BOOL, codec=tensor_pb2.CODEC_RAW
+    ),
+    "twice the same column": trajectory_pb2.Trajectory(
+        columns=[
+            column
+            for _ in range(2)
+            for column in trajectory_pb2.Trajectory.FromString(payload(rows=2, envs=1)).columns
+        ]
+    ).SerializeToString(),
+    "no columns": trajectory_pb2.Trajectory().SerializeToString(),
+    "no message": b"\xff" * 100,
+    "nothing": b"",
+}
+
+
+def peak_bytes(pid: int) -> int:
+    """The most memory the process ever had resident."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmHWM")
+
+
+async def attack(client: ReplayShardClient, rounds: int) -> Counter[Outcome]:
+    """Every hostile payload, many times; returns what became of them."""
+    stream = await client.open_append(Life("hostile", "run"), "train")
+    outcomes: Counter[Outcome] = Counter()
+    sequence = 0
+    for _ in range(rounds):
+        for item in HOSTILE.values():
+            await stream.send(sequence, item, 1.0)
+            ack = await stream.receive()
+            outcomes[ack.outcome] += 1
+            assert bool(ack.reason) == (ack.outcome is Outcome.REJECTED)
+            sequence += 1
+    await stream.close()
+    return outcomes
+
+
+async def append_honestly(client: ReplayShardClient, item: bytes) -> Outcome:
+    stream = await client.open_append(Life("honest", "run"), "train")
+    await stream.send(0, item)
+    return (await stream.receive()).outcome
+
+
+def limits(tensor: int, trajectory: int) -> tuple[str, str]:
+    return f"limits.max_tensor_bytes={tensor}", f"limits.max_trajectory_bytes={trajectory}"
+
+
+@pytest.mark.parametrize("name", list(HOSTILE))
+def test_each_is_refused_by_a_shard_in_this_process(name: str) -> None:
+    """Which one it is, should one ever pass."""
+
+    shard = Shard(
+        ReplaySection(),
+        LimitsSection(max_tensor_bytes=MAX_TENSOR_BYTES, max_trajectory_bytes=MAX_TRAJECTORY_BYTES),
+    )
+    ack = asyncio.run(shard.append(Life("hostile", "run"), "train", 0, HOSTILE[name], 1.0))
+    assert ack.outcome is Outcome.REJECTED
+    assert 0 < len(ack.reason) < 500
+
+
+def test_bombs_and_lies_are_refused_in_bounded_memory_and_the_next_honest_item_is_served(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        guarded = ShardProcess(tmp_path, "guarded", *limits(MAX_TENSOR_BYTES, MAX_TRAJECTORY_BYTES))
+        # The control may unpack 64 MiB: the test must see that in the same figure.
+        control = ShardProcess(tmp_path, "control", *limits(256 * MIB, 512 * MIB))
+        async with asyncio.timeout(100), shard_processes(guarded, control):
+            growth = {}
+            for shard, rounds in ((guarded, ROUNDS), (control, 1)):
+                client = shard.client()
+                # What a process takes once it serves at all is not the attacker's doing.
+                assert await append_honestly(client, payload()) is Outcome.STORED
+                before, now = peak_bytes(shard.pid), psutil.Process(shard.pid).memory_info().rss
+                outcomes = await attack(client, rounds)
+                growth[shard] = peak_bytes(shard.pid) - before
+                after = psutil.Process(shard.pid).memory_info().rss
+                print(
+                    f"{shard.socket.stem}: {sum(outcomes.values())} hostile payloads, "
+                    f"{outcomes[Outcome.REJECTED]} rejected, peak memory +{growth[shard] / MIB:.1f} MiB, "
+                    f"after {(after - now) / MIB:+.1f} MiB"
+                )
+                if shard is guarded:
+                    assert outcomes == {Outcome.REJECTED: ROUNDS * len(HOSTILE)}
+                    (stats,) = await client.stats()
+                    assert (stats.num_rejected, stats.num_items) == (ROUNDS * len(HOSTILE), 1)
+                    assert await append_honestly(client, payload(1)) is Outcome.DUPLICATE
+                    honest = await client.open_append(Life("honest", "next run"), "train")
+                    await honest.send(0, payload(1))
+                    assert (await honest.receive()).outcome is Outcome.STORED
+                await client.close()
+            assert growth[guarded] < MAX_GROWTH_BYTES < growth[control]
+
+    asyncio.run(main())

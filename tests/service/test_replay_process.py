@@ -1,0 +1,116 @@
+"""The replay as a program: what it announces, what it measures, how it stops, how it refuses to start."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from shoal.clients.replay import Outcome
+from shoal.records import Life
+from tests.service.replay_server import ROOT, ShardProcess, shard_processes, until
+from tests.unit.replay.payloads import payload
+
+LIFE = Life("actor", "run")
+
+
+def scrape(address: str) -> dict[tuple[str, str], float]:
+    """Samples by name and reason; the table is always the same."""
+    with urllib.request.urlopen(f"http://{address}/metrics") as response:
+        text = response.read().decode()
+    return {
+        (sample.name, sample.labels.get("reason", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.name.startswith("shoal_replay")
+    }
+
+
+def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
+    async def main() -> None:
+        shard = ShardProcess(tmp_path, "a", "replay.tables={train: {max_items: 2}}")
+        async with asyncio.timeout(60), shard_processes(shard):
+            client = shard.client()
+            append = await client.open_append(LIFE, "train")
+            sample = await client.open_sample("train")
+            items = [payload(number) for number in range(4)]
+            for sequence, item in ((0, items[0]), (0, items[0]), (1, items[1]), (2, b"\xff"), (3, items[3])):
+                await append.send(sequence, item, 0.2)
+            outcomes = [(await append.receive()).outcome for _ in range(5)]
+            assert outcomes == [
+                Outcome.STORED,
+                Outcome.DUPLICATE,
+                Outcome.STORED,
+                Outcome.REJECTED,
+                Outcome.TIMED_OUT,
+            ]
+            for timeout_s in (0.2, 0.2, 0.2):
+                await sample.request(1, timeout_s)
+                await sample.receive()
+            found = await asyncio.to_thread(scrape, shard.announced("metrics"))
+            received = len(items[0]) * 2 + len(items[1]) + 1 + len(items[3])
+            expected: dict[tuple[str, str], float] = {
+                ("shoal_replay_items", ""): 0,
+                ("shoal_replay_bytes", ""): 0,
+                ("shoal_replay_max_items", ""): 2,
+                ("shoal_replay_max_bytes", ""): 1 << 30,
+                ("shoal_replay_inserted_total", ""): 2,
+                ("shoal_replay_sampled_out_total", ""): 2,
+                ("shoal_replay_evicted_total", ""): 0,
+                ("shoal_replay_duplicates_total", ""): 1,
+                ("shoal_replay_rejected_total", "invalid"): 1,
+                ("shoal_replay_rejected_total", "limit"): 0,
+                ("shoal_replay_insert_timeouts_total", ""): 1,
+                ("shoal_replay_sample_timeouts_total", ""): 1,
+                ("shoal_replay_received_bytes_total", ""): received,
+                ("shoal_replay_sampled_bytes_total", ""): len(items[0]) + len(items[1]),
+                ("shoal_replay_append_streams", ""): 1,
+                ("shoal_replay_sample_streams", ""): 1,
+            }
+            waits = {
+                ("shoal_replay_insert_wait_seconds_total", ""),
+                ("shoal_replay_sample_wait_seconds_total", ""),
+            }
+            assert set(found) == set(expected) | waits
+            assert {name: found[name] for name in expected} == expected
+            assert all(found[name] > 0.1 for name in waits)
+            await client.close()
+
+            async def streams_closed() -> bool:
+                now = await asyncio.to_thread(scrape, shard.announced("metrics"))
+                return (
+                    now[("shoal_replay_append_streams", "")] == now[("shoal_replay_sample_streams", "")] == 0
+                )
+
+            await until(streams_closed)
+            assert await shard.terminate() == 0, shard.log
+            assert "Traceback" not in shard.log
+
+    asyncio.run(main())
+
+
+def test_an_address_that_is_taken_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    async def main() -> None:
+        shard = ShardProcess(tmp_path, "a", "replay.listen.grpc=127.0.0.1:0")
+        async with asyncio.timeout(60), shard_processes(shard):
+            taken = shard.announced("grpc")
+            second = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "services.replay", "--set", f"replay.listen.grpc={taken}"],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert second.returncode == 2
+            errors = [line for line in second.stderr.splitlines() if line.startswith("error: ")]
+            assert len(errors) == 1
+            assert taken in errors[0]
+            assert "Traceback" not in second.stderr
+
+    asyncio.run(main())

@@ -1,0 +1,39 @@
+"""Files that are whole or not there, and the lock on a run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.learner.files import DirectoryLock, replace_durably
+from services.learner.result import RunResult, clear_result, write_result
+from shoal.errors import UserError
+
+
+def test_replace_leaves_nothing_else(tmp_path: Path) -> None:
+    for text in (b"one", b"two, longer", b""):
+        replace_durably(tmp_path / "file", text)
+        assert (tmp_path / "file").read_bytes() == text
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_directory_has_one_learner_at_a_time(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path)
+    with pytest.raises(UserError, match=r"another learner is running in .*run\.dir"):
+        DirectoryLock(tmp_path)
+    lock.release()
+    DirectoryLock(tmp_path).release()
+
+
+def test_result_round_trip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    result = RunResult("until_return", 481.5, 1000, 10, 7, 12.5)
+    write_result(tmp_path, result)
+    text = (tmp_path / "result.json").read_text()
+    assert '"reason": "until_return"' in text
+    assert '"mean_return": 481.5' in text
+    clear_result(tmp_path)
+    clear_result(tmp_path)
+    assert not list(tmp_path.iterdir())
+    write_result(tmp_path / "gone", result)
+    assert "cannot write" in caplog.text

@@ -1,0 +1,281 @@
+"""The training loop on batches made up here: publishing, saving, resuming, stopping, and what stops it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from services.learner.batches import BatchLayout, BatchSlot
+from services.learner.checkpoint import CheckpointStore
+from services.learner.loop import TrainingLoop
+from services.learner.metrics import LearnerMetrics
+from services.learner.result import RunResult
+from services.learner.ring import BatchRing, Packer, RingClosed
+from services.learner.summaries import Summaries
+from services.learner.versions import VersionCounter
+from shoal.algorithms.algorithm import build_algorithm
+from shoal.config import Config
+from shoal.errors import CheckpointError, NonFiniteError
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Trajectory
+
+SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+LENGTH, NUM_ENVS = 4, 6
+
+
+def trajectory(reward: float = 1.0, episode_return: float = 7.0, version: int = 0) -> Trajectory:
+    leading = (LENGTH + 1, NUM_ENVS)
+    rng = np.random.default_rng(1)
+    first = np.zeros(leading, bool)
+    first[2, 0] = True
+    return Trajectory(
+        {
+            "observation": rng.normal(size=(*leading, 3)).astype(np.float32),
+            "action": rng.integers(0, 2, leading),
+            "reward": np.full(leading, reward, np.float32),
+            "terminated": np.zeros(leading, bool),
+            "truncated": np.zeros(leading, bool),
+            "first": first,
+            "policy_version": np.full(leading, version, dtype=np.int64),
+            "log_prob": np.full(leading, -0.69, np.float32),
+        },
+        (Episode(episode_return, 5),) * 10,
+    )
+
+
+TRANSITIONS = LENGTH * NUM_ENVS - 1
+
+
+class Recorder:
+    """A publisher that keeps everything."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[int, dict[str, np.ndarray]]] = []
+
+    def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
+        self.published.append((version, weights))
+
+    @property
+    def versions(self) -> list[int]:
+        return [version for version, _ in self.published]
+
+
+class Rig:
+    """One life of a learner over a run directory."""
+
+    def __init__(self, run_dir: Path, spec: EnvSpec = SPEC, **changes: dict[str, Any]) -> None:
+        tree: dict[str, Any] = {
+            "run": {"dir": str(run_dir)},
+            "actor": {"unroll_length": LENGTH},
+            "learner": {"batch_envs": NUM_ENVS},
+        }
+        for section, values in changes.items():
+            tree[section] = tree.get(section, {}) | values
+        self.config = Config.model_validate(tree)
+        algorithm = build_algorithm(self.config.algorithm)
+        layout = BatchLayout(spec, algorithm.behaviour, LENGTH, NUM_ENVS)
+        self.ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(2)])
+        self.publisher = Recorder()
+        self.store = CheckpointStore(run_dir / "checkpoints", self.config.learner.keep_checkpoints)
+        self.store.prepare()
+        self.versions = VersionCounter(run_dir / "policy_version")
+        self.registry = CollectorRegistry()
+        self.metrics = LearnerMetrics(self.registry)
+        self.summaries = Summaries(run_dir / "tensorboard")
+        self.packer = Packer(self.ring, self.metrics.phases)
+        self.now = 100.0
+        self.loop = TrainingLoop(
+            self.config,
+            spec,
+            algorithm,
+            torch.device("cpu"),
+            self.ring,
+            self.publisher,
+            self.versions,
+            self.store,
+            self.metrics,
+            self.summaries,
+            clock=lambda: self.now,
+        )
+
+    def run(self, *batches: Trajectory) -> RunResult:
+        """Feed batches, then stop if the loop has not stopped by itself."""
+        with ThreadPoolExecutor(1) as pool:
+            feeding = pool.submit(self._feed, batches)
+            try:
+                return self.loop.run()
+            finally:
+                self.loop.stop()
+                feeding.result(20.0)
+                self.summaries.close()
+
+    def _feed(self, batches: tuple[Trajectory, ...]) -> None:
+        try:
+            for batch in batches:
+                self.packer.add(batch)
+            # All but the two in the ring have been trained on; wait until those are too.
+            for _ in range(2):
+                self.ring.take_free()
+            self.loop.stop()
+        except RingClosed:
+            pass
+
+    def value(self, metric: str, /, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"shoal_learner_{metric}", labels)
+
+
+def test_steps_publishes_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, stop={"steps": 5 * TRANSITIONS})
+    result = rig.run(*[trajectory()] * 10)
+    assert result.reason == "steps"
+    assert (result.learner_steps, result.env_steps) == (5, 5 * TRANSITIONS)
+    assert result.mean_return == 7.0
+    # Version 0 before the first step, then one after each.
+    assert rig.publisher.versions == [0, 1, 2, 3, 4, 5]
+    assert result.policy_version == 5
+    saved = rig.store.newest()
+    assert saved is not None
+    assert saved.progress.learner_steps == 5
+    last = rig.publisher.published[-1][1]
+    for name, array in last.items():
+        np.testing.assert_array_equal(saved.tensors[f"policy/{name}"], array)
+    assert rig.value("steps_total") == 5
+    assert rig.value("env_steps_total") == 5 * TRANSITIONS
+    assert rig.value("episodes_total") == 50
+    assert rig.value("episode_return_mean") == 7.0
+    assert rig.value("checkpoints_total") == 1
+    assert rig.value("policy_version") == 5
+    assert rig.value("algorithm_value", name="entropy") is not None
+    for phase in ("wait", "copy", "train", "publish"):
+        assert (rig.value("phase_seconds_total", phase=phase) or 0) > 0
+
+
+def test_publish_every(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, stop={"steps": 7 * TRANSITIONS}, learner={"batch_envs": NUM_ENVS, "publish_every": 3})
+    rig.run(*[trajectory()] * 8)
+    assert rig.publisher.versions == [0, 1, 2]
+
+
+def test_until_return_needs_a_hundred_episodes(tmp_path: Path) -> None:
+    """Ten episodes come with each batch: the tenth batch is the first with a hundred."""
+    result = Rig(tmp_path, stop={"until_return": 6.5}).run(*[trajectory()] * 15)
+    assert (result.reason, result.learner_steps) == ("until_return", 10)
+
+
+def test_stop_saves_and_says_so(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    result = rig.run(*[trajectory()] * 3)
+    assert (result.reason, result.learner_steps) == ("stopped", 3)
+    saved = rig.store.newest()
+    assert saved is not None
+    assert saved.progress.learner_steps == 3
+
+
+def test_stop_while_starved(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    threading.Timer(0.0, rig.loop.stop).start()
+    assert rig.loop.run().learner_steps == 0
+
+
+def test_lag_is_measured_against_the_published_version(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, stop={"steps": 4 * TRANSITIONS})
+    rig.run(*[trajectory(version=0)] * 4)
+    # Trained when versions 0, 1, 2 and 3 were the newest.
+    assert rig.value("policy_lag_max") == 3
+    assert rig.value("policy_lag_versions_sum") == TRANSITIONS * (0 + 1 + 2 + 3)
+    assert rig.value("policy_lag_versions_count") == 4 * TRANSITIONS
+
+
+def test_resume_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Two lives and one straight run end with the same weights; versions rise over both lives."""
+    straight = Rig(tmp_path / "straight")
+    straight.run(*[trajectory()] * 6)
+    first = Rig(tmp_path / "broken")
+    first.run(*[trajectory()] * 3)
+    second = Rig(tmp_path / "broken")
+    result = second.run(*[trajectory()] * 3)
+    assert result.learner_steps == 6
+    assert result.env_steps == 6 * TRANSITIONS
+    assert min(second.publisher.versions) > max(first.publisher.versions)
+    for name, array in straight.publisher.published[-1][1].items():
+        np.testing.assert_array_equal(second.publisher.published[-1][1][name], array)
+    # What is published first is what was saved last.
+    for name, array in first.publisher.published[-1][1].items():
+        np.testing.assert_array_equal(second.publisher.published[0][1][name], array)
+
+
+def test_a_run_that_had_reached_its_goal_ends_at_once(tmp_path: Path) -> None:
+    Rig(tmp_path, stop={"steps": TRANSITIONS}).run(trajectory())
+    again = Rig(tmp_path, stop={"steps": TRANSITIONS}).run()
+    assert (again.reason, again.learner_steps) == ("steps", 1)
+
+
+def test_resume_false_starts_afresh_with_higher_versions(tmp_path: Path) -> None:
+    first = Rig(tmp_path)
+    first.run(*[trajectory()] * 3)
+    second = Rig(tmp_path, learner={"batch_envs": NUM_ENVS, "resume": False})
+    assert second.run(trajectory()).learner_steps == 1
+    assert min(second.publisher.versions) > max(first.publisher.versions)
+
+
+def test_versions_rise_above_the_checkpoint_though_the_counter_file_is_gone(tmp_path: Path) -> None:
+    first = Rig(tmp_path)
+    first.run(*[trajectory()] * 3)
+    (tmp_path / "policy_version").unlink()
+    second = Rig(tmp_path)
+    second.run()
+    assert min(second.publisher.versions) > max(first.publisher.versions)
+
+
+def test_a_checkpoint_of_another_spec_is_refused_with_both(tmp_path: Path) -> None:
+    Rig(tmp_path).run(trajectory())
+    other = EnvSpec("Other-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(3))
+    with pytest.raises(CheckpointError) as caught:
+        Rig(tmp_path, spec=other).run()
+    assert SPEC.describe() in str(caught.value)
+    assert other.describe() in str(caught.value)
+
+
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    Rig(tmp_path).run(trajectory())
+    with pytest.raises(CheckpointError, match=r"holds another policy than the configured one: .*run\.dir"):
+        Rig(tmp_path, policy={"hidden_sizes": [32]}).run()
+
+
+def test_a_loss_that_is_not_finite_stops_and_nothing_of_it_gets_out(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    with pytest.raises(NonFiniteError, match="at learner step 3"):
+        rig.run(trajectory(), trajectory(), trajectory(reward=3e38), trajectory())
+    assert rig.publisher.versions == [0, 1, 2]
+    for _, weights in rig.publisher.published:
+        assert all(np.isfinite(array).all() for array in weights.values())
+    assert rig.store.newest() is None
+
+
+def test_checkpoints_on_the_interval(tmp_path: Path) -> None:
+    """The clock jumps by an interval with every reading: each step asks for a checkpoint, if none is busy."""
+    rig = Rig(tmp_path, learner={"batch_envs": NUM_ENVS, "checkpoint_every_s": 30.0})
+    ticks = iter(range(10_000))
+    rig.loop._clock = lambda: 31.0 * next(ticks)
+    rig.run(*[trajectory()] * 4)
+    assert (rig.value("checkpoints_total") or 0) >= 2
+    assert rig.value("checkpoints_failed_total") == 0
+    assert (rig.value("last_checkpoint_timestamp_seconds") or 0) > 0
+
+
+def test_a_disk_that_fails_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(tmp_path, stop={"steps": 3 * TRANSITIONS}, learner={"batch_envs": NUM_ENVS, "resume": False})
+    rig.store.path.rmdir()
+    with caplog.at_level(logging.ERROR):
+        result = rig.run(*[trajectory()] * 4)
+    assert result.reason == "steps"
+    assert rig.value("checkpoints_failed_total") == 1
+    assert "cannot write a checkpoint" in caplog.text
+    assert "No such file or directory; training goes on" in caplog.text
