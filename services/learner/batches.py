@@ -6,6 +6,7 @@ is pinned, and the copy to the device runs on a side stream while the batch befo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.algorithm import Batch
+from shoal.errors import UserError
 from shoal.records import (
     ACTION,
     FIRST,
@@ -49,6 +51,11 @@ class BatchLayout:
             *self.behaviour,
         )
 
+    @property
+    def nbytes(self) -> int:
+        per_row = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in self.columns())
+        return (self.unroll_length + 1) * self.batch_envs * per_row
+
     def why_unusable(self, trajectory: Trajectory) -> str | None:
         """What about a trajectory does not fit, with what was expected; None if all does."""
         if trajectory.unroll_length != self.unroll_length:
@@ -74,6 +81,17 @@ class BatchLayout:
             if chosen.size and (chosen.min() < 0 or chosen.max() >= action.n):
                 return f"actions from {chosen.min()} to {chosen.max()} instead of 0 to {action.n - 1}"
         return None
+
+
+def make_slots(layout: BatchLayout, device: torch.device, count: int) -> list[BatchSlot]:
+    """Allocate them all. UserError if the memory is not there."""
+    try:
+        return [BatchSlot(layout, device) for _ in range(count)]
+    except (MemoryError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cannot allocate {count} batches of {layout.nbytes} bytes ({error}): lower learner.batch_envs, "
+            "learner.prefetch_batches or actor.unroll_length"
+        ) from None
 
 
 class BatchSlot:

@@ -6,10 +6,13 @@ Used by checkpoints, the version counter and the result. Blocking: never called 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from pathlib import Path
 
 from shoal.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Names with this prefix are never read: whoever finds one may delete it.
 TEMPORARY_PREFIX = ".tmp-"
@@ -48,11 +51,13 @@ class DirectoryLock:
         self._file = (directory / ".lock").open("wb")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             self._file.close()
             raise UserError(
                 f"another learner is running in {directory}: stop it, or use another run.dir"
             ) from None
+        except OSError as error:
+            log.warning("cannot lock %s (%s): make sure that one learner uses it", directory, error.strerror)
 
     def release(self) -> None:
         self._file.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from services.learner.batches import BatchLayout, BatchSlot
+from services.learner.batches import BatchLayout, make_slots
 from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
@@ -54,7 +54,7 @@ async def train(
     algorithm = build_algorithm(config.algorithm)
     layout = BatchLayout(spec, algorithm.behaviour, config.actor.unroll_length, settings.batch_envs)
     # One is trained on while the others are filled or wait.
-    ring = BatchRing([BatchSlot(layout, device) for _ in range(settings.prefetch_batches + 1)])
+    ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
     prefetcher = Prefetcher(
         source,
         layout,

@@ -120,8 +120,9 @@ class Child:
         """Asks the process to drain; it will not be started again."""
         self.stopping.set()
         if self._process is not None:
+            # One that is not up yet has nothing to drain, and may take long to notice a signal.
+            self.send(signal.SIGTERM if self.state is State.UP else signal.SIGKILL)
             self.state = State.STOPPING
-            self.send(signal.SIGTERM)
 
     def error_line(self) -> str | None:
         """The last `error: ...` line of this life, without the prefix."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 # The line format of shoal.rpc.process: time, level, service, id, message. CRITICAL records come with the end
@@ -28,19 +28,20 @@ class LogWatch:
         self._offsets = {name: _size(path) for name, path in logs.items()}
         self._told: set[tuple[str, str]] = set()
 
-    def new_warnings(self) -> list[str]:
+    def new_warnings(self, *, only_errors: bool = False) -> list[str]:
         """At most a few per call; a text is told once per process."""
-        found = [f"{name}: {text}" for name in self._logs for text in self._new_lines(name)]
+        levels = ("ERROR",) if only_errors else ("WARNING", "ERROR")
+        found = [f"{name}: {text}" for name in self._logs for text in self._new_lines(name, levels)]
         if len(found) > MAX_PER_POLL:
             more = len(found) - MAX_PER_POLL
             found = [*found[:MAX_PER_POLL], f"{more} more warnings; see the logs"]
         return found
 
-    def _new_lines(self, name: str) -> list[str]:
+    def _new_lines(self, name: str, levels: Sequence[str]) -> list[str]:
         lines = []
         for line in self._read(name).splitlines():
             record = RECORD.match(line)
-            if record is None:
+            if record is None or record[1] not in levels:
                 continue
             text = record[2][:MAX_LENGTH]
             # Digits differ from one repetition to the next: attempts, ports, seconds.

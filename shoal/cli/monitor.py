@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from shoal.cli.child import Child
+from shoal.cli.child import Child, State
 from shoal.cli.history import Event, History, Sample
 from shoal.cli.logs import LogWatch
 from shoal.cli.scrape import fetch, parse
@@ -69,12 +69,15 @@ class Monitor:
         """Runs until cancelled."""
         logs = LogWatch({child.name: child.log for child in supervisor.children})
         next_poll = self._now() + POLL_S / 2
+        all_were_up = False
         try:
             while True:
                 supervisor.check()
                 if self._now() >= next_poll:
                     next_poll = self._now() + POLL_S
-                    for warning in logs.new_warnings():
+                    # Until all are up they warn of each other's absence: nothing to tell the user.
+                    all_were_up = all_were_up or all(c.state is State.UP for c in supervisor.children)
+                    for warning in logs.new_warnings(only_errors=not all_were_up):
                         self.event(warning)
                     # While all stops there is nothing new to learn; the states still change.
                     if not self._is_over:

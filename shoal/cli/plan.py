@@ -18,6 +18,9 @@ from shoal.config import Config
 # Slow starters first: learner and inference import torch while the others come up.
 START_ORDER = ("learner", "inference", "replay", "actor", "evaluator")
 
+# Longest drain of each role (s): a service then ends by itself before the supervisor has to kill it.
+MAX_DRAIN_S = {"actor": 2.0, "evaluator": 2.0, "learner": 4.0, "inference": 1.0, "replay": 1.0}
+
 # Who dials whom.
 PEERS = {"actor": ("inference", "replay"), "inference": ("learner",), "learner": ("replay",), "replay": ()}
 
@@ -62,16 +65,22 @@ def plan_processes(config: Config, sockets: Path) -> tuple[ProcessSpec, ...]:
         "addresses.inference": [_socket(sockets, f"inference-{i}") for i in range(launch.inference)],
         "addresses.replay": [_socket(sockets, f"replay-{i}") for i in range(launch.replay_shards)],
     }
+    drain_s = {role: min(config.rpc.drain_s, limit_s) for role, limit_s in MAX_DRAIN_S.items()}
     return tuple(
-        _process(role, index, sockets, addresses) for role in START_ORDER for index in range(counts[role])
+        _process(role, index, sockets, {"rpc.drain_s": drain_s[role]}, addresses)
+        for role in START_ORDER
+        for index in range(counts[role])
     )
 
 
-def _process(role: str, index: int, sockets: Path, addresses: Mapping[str, object]) -> ProcessSpec:
+def _process(
+    role: str, index: int, sockets: Path, common: Mapping[str, object], addresses: Mapping[str, object]
+) -> ProcessSpec:
     name = f"{role}-{index}"
     section = "actor" if role == "evaluator" else role
     announce = sockets / f"{name}.json"
     values: dict[str, object] = {
+        **common,
         f"{section}.listen.health": _socket(sockets, f"{name}.health"),
         f"{section}.listen.announce": str(announce),
     }

@@ -17,7 +17,7 @@ from shoal.cli.supervisor import End, Outcome
 
 
 def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_s: float) -> dict[str, Any]:
-    """Writes and returns the whole record. Raises OSError."""
+    """The whole record: what the learner wrote, if it did, and how the run ended."""
     record = run_dir.read_result()
     record.setdefault("mean_return", last.episode_return)
     record.setdefault("env_steps", last.env_steps)
@@ -25,10 +25,14 @@ def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_
     record["message"] = _message(outcome, record)
     record["exit_code"] = outcome.exit_code
     record["wall_clock_s"] = round(wall_clock_s, 3)
+    return record
+
+
+def write_result(run_dir: RunDir, record: dict[str, Any]) -> None:
+    """As a whole or not at all. Raises OSError."""
     temporary = run_dir.result.with_suffix(".tmp")
     temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, run_dir.result)
-    return record
 
 
 def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:

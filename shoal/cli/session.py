@@ -16,16 +16,17 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from shoal.cli.guard import Guard
 from shoal.cli.history import History
 from shoal.cli.monitor import Monitor
 from shoal.cli.plan import child_environment, plan_processes
 from shoal.cli.report import write_report
-from shoal.cli.result import complete_result, summary
+from shoal.cli.result import complete_result, summary, write_result
 from shoal.cli.run_dir import RunDir, unwritable
 from shoal.cli.supervisor import End, Outcome, Supervisor
-from shoal.cli.view import LiveView, PlainView, View
+from shoal.cli.view import LiveView, PlainView, View, say
 from shoal.config import Config, to_yaml
 from shoal.errors import UserError
 
@@ -48,24 +49,31 @@ def run_session(config: Config, *, plain: bool) -> int:
         try:
             with _socket_dir() as sockets:
                 outcome = _supervise(config, run_dir, sockets, lock, monitor)
-            with _unwritable_as_user_error(run_dir):
-                record = complete_result(run_dir, outcome, monitor.last, monitor.over_s)
-                monitor.add_final(record.get("mean_return"), record.get("env_steps"))
+            record = complete_result(run_dir, outcome, monitor.last, monitor.over_s)
+            monitor.add_final(record["mean_return"], record["env_steps"])
+            with _warned():
+                write_result(run_dir, record)
         finally:
             # A second Ctrl-C after everything has stopped must not cost the report.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             monitor.close()
-            write_report(run_dir)
+            with _warned():
+                write_report(run_dir)
     finally:
         os.close(lock)
+    return _conclude(outcome, record, run_dir)
+
+
+def _conclude(outcome: Outcome, record: dict[str, Any], run_dir: RunDir) -> int:
+    """The last lines that a user sees of a run."""
     if outcome.end is End.USER_ERROR:
         raise UserError(outcome.message)
     if outcome.end is End.GAVE_UP:
         print(f"error: {outcome.message}", file=sys.stderr)
     else:
-        print(f"stopped: {record['message']}")
+        say(f"stopped: {record['message']}")
     for line in summary(record, run_dir):
-        print(line)
+        say(line)
     return outcome.exit_code
 
 
@@ -108,7 +116,7 @@ def _report_failure(watching: asyncio.Task[None], supervisor: Supervisor) -> Non
 def _view(config: Config, plain: bool) -> View:
     title = f"shoal  {config.run.name}  {config.env.id}  {config.algorithm.name}"
     if plain or not sys.stdout.isatty():
-        print(f"{title}  {config.run.dir}", flush=True)
+        say(f"{title}  {config.run.dir}")
         return PlainView()
     return LiveView(title, config.stop.until_return)
 
@@ -128,6 +136,15 @@ def _socket_dir() -> Iterator[Path]:
         yield Path(path)
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _warned() -> Iterator[None]:
+    """What cannot be written at the end does not change how the run went."""
+    try:
+        yield
+    except (OSError, UserError) as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -26,15 +26,16 @@ from shoal.cli.run_dir import RunDir
 
 # Exit code with which a service reports the user's mistake (see shoal.rpc.process).
 USER_ERROR_CODE = 2
-# Roles of each stage of a stop, and the time since its beginning at which those left are killed.
+# Roles of each stage of a stop, and the time since its beginning at which those left are killed. Longer
+# than the services' own limits: MAX_DRAIN_S and the margin of their watchdog.
 STOP_ORDER: tuple[tuple[tuple[str, ...], float], ...] = (
-    (("actor", "evaluator"), 4.0),
-    (("learner",), 9.0),
-    (("inference", "replay"), 11.5),
+    (("actor", "evaluator"), 3.6),
+    (("learner",), 9.2),
+    (("inference", "replay"), 11.8),
 )
 # After the learner is done there is nothing left to save: all go at once.
 STOP_AT_ONCE: tuple[tuple[tuple[str, ...], float], ...] = (
-    (("actor", "evaluator", "learner", "inference", "replay"), 5.0),
+    (("actor", "evaluator", "learner", "inference", "replay"), 6.0),
 )
 
 

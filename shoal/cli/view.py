@@ -5,6 +5,7 @@ Both take the same calls from the monitor, on the event loop, and draw only when
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -41,24 +42,32 @@ class PlainView:
     """A line every few seconds, and one for each event."""
 
     def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
-        self._out = out or sys.stdout
+        self._out = out
         self._now = now
         self._last_line_at: float | None = None
+        self._last_sample: Sample | None = None
 
     def event(self, event: Event) -> None:
-        self._print(f"{figures.clock(event.time_s):>7}  {event.text}")
+        say(f"{figures.clock(event.time_s):>7}  {event.text}", self._out)
 
     def update(self, sample: Sample, children: Sequence[Child], rates: dict[str, float]) -> None:
         now = self._now()
-        if self._last_line_at is None or now - self._last_line_at >= PLAIN_EVERY_S:
-            self._last_line_at = now
-            self._print(plain_line(sample, children))
+        is_due = self._last_line_at is None or now - self._last_line_at >= PLAIN_EVERY_S
+        if is_due and sample is not self._last_sample:
+            self._last_line_at, self._last_sample = now, sample
+            say(plain_line(sample, children), self._out)
 
     def close(self) -> None:
-        self._out.flush()
+        pass
 
-    def _print(self, line: str) -> None:
-        print(line, file=self._out, flush=True)
+
+def say(line: str, out: TextIO | None = None) -> None:
+    """Prints a line. A reader that is gone (`| head`) does not end a run: it goes on unseen."""
+    try:
+        print(line, file=out or sys.stdout, flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def plain_line(sample: Sample, children: Sequence[Child]) -> str:
@@ -150,7 +159,7 @@ def _processes(children: Sequence[Child], rates: dict[str, float]) -> Table:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("process", "state", "for", "restarts", "work"):
+    for column in ("process", "state", "uptime", "restarts", "work"):
         table.add_column(column)
     for group in _rows(children):
         first = group[0]

@@ -85,7 +85,8 @@ class Vitals:
             "shoal_inference_request_latency_seconds_count",
         )
         version = gauges.sum("learner", "shoal_learner_policy_version")
-        learns = gauges.has("learner")
+        # Before its first batch a learner waits for the run to start, not for data.
+        learns = bool(gauges.sum("learner", "shoal_learner_env_steps_total"))
         return Sample(
             time_s=round(time_s, 3),
             env_steps=self._env_steps,
@@ -139,9 +140,6 @@ class _Gauges:
 
     def __init__(self, readings: Iterable[Reading]) -> None:
         self._readings = tuple(readings)
-
-    def has(self, role: str) -> bool:
-        return any(reading.role == role for reading in self._readings)
 
     def sum(self, role: str, name: str) -> float | None:
         values = [total(r.metrics, name) for r in self._readings if r.role == role and name in r.metrics]

@@ -49,10 +49,15 @@ class ActStream(Protocol):
     def welcome(self) -> ActWelcome: ...
 
     async def act(self, observation: Columns, first: np.ndarray) -> ActReply:
-        """Raises UnavailableError when the server went away: open a new stream."""
+        """Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
+
+        Any error, and a cancellation, ends the stream: open a new one. The outputs may be read-only.
+        """
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Gives the slots back. May be called again."""
+        ...
 
 
 class InferenceClient(Protocol):
@@ -72,7 +77,9 @@ class InferenceBackend(Protocol):
         """Checks the spec, waits for weights, takes slots. Returns a session number."""
         ...
 
-    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply: ...
+    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
+        """One call at a time per session. The arrays must not change until it returns."""
+        ...
 
     def disconnect(self, session: int) -> None:
         """Drops the session's slots and state. Never raises."""

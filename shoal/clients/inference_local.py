@@ -5,6 +5,8 @@ For tests and for programs that act in the process that holds the policy. Event 
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
 from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, InferenceBackend
@@ -17,7 +19,7 @@ class InProcessInferenceClient:
 
     def __init__(self, backend: InferenceBackend) -> None:
         self._backend = backend
-        self._streams: set[_InProcessStream] = set()
+        self._streams: weakref.WeakSet[_InProcessStream] = weakref.WeakSet()
 
     async def open(self, hello: ActHello) -> ActStream:
         session, welcome = await self._backend.connect(hello)
@@ -27,9 +29,8 @@ class InProcessInferenceClient:
 
     async def close(self) -> None:
         """Closes its streams too, as closing a channel does."""
-        for stream in self._streams:
+        for stream in list(self._streams):
             await stream.close()
-        self._streams.clear()
 
 
 class _InProcessStream:

@@ -1,6 +1,6 @@
 """CartPole whose observations also say which life of the actor process they come from.
 
-Registered by importing this module, which is what the id `tests.e2e.life_env:LifeCartPole-v0` makes actors do.
+Importing this module registers it; the id `tests.e2e.life_env:LifeCartPole-v0` makes actors do that.
 """
 
 from __future__ import annotations

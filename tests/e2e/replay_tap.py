@@ -30,7 +30,7 @@ class Seen:
 
 
 class ReplayTap:
-    """Samples one item after another in a thread of its own until it is stopped; survives restarts of the shard."""
+    """Samples items in a thread of its own until it is stopped; survives restarts of the shard."""
 
     def __init__(self, socket: Path, token: str) -> None:
         self._address = Address(f"unix:{socket}", None)

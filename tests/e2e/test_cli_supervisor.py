@@ -210,6 +210,19 @@ def test_second_signal_kills_at_once(tmp_path: Path) -> None:
     assert not any("did not stop in time" in event for event in scene.events), took
 
 
+def test_what_is_not_up_yet_is_not_waited_for(tmp_path: Path) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    scene = Scene(tmp_path, learner=STAND_BY, actor=deaf + SLEEP)
+
+    async def act(supervisor: Supervisor) -> None:
+        learner, _ = supervisor.children
+        await until(lambda: learner.announcement is not None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert scene.play(act).exit_code == 143
+    assert scene.events == []
+
+
 def test_strays_of_a_service_end_with_the_run(tmp_path: Path) -> None:
     """Such as an environment's worker that its actor did not stop."""
     note = tmp_path / "stray"

@@ -36,7 +36,8 @@ def kill_and_await(run: ShoalProcess, run_dir: RunDir, service: str, num_restart
 
 def test_each_service_is_killed_once_and_the_run_still_learns(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
-    overrides = ("--set", "env.id=tests.e2e.life_env:LifeCartPole-v0", "--set", "learner.checkpoint_every_s=1")
+    overrides = ("--set", "env.id=tests.e2e.life_env:LifeCartPole-v0")
+    overrides += ("--set", "learner.checkpoint_every_s=1")
     secret = {"SHOAL__SECURITY__TOKEN": TOKEN}
     with shoal("train", "cartpole", *overrides, "--run-dir", "run", cwd=tmp_path, environment=secret) as run:
         run.until_training()
@@ -63,7 +64,7 @@ def check_lives(seen: list[Seen]) -> None:
     """Every trajectory comes from one life, and every run_id stands for one life."""
     observed = defaultdict(set)
     for item in seen:
-        assert len(item.observed_lives) == 1, f"{item.life} sent a trajectory of {len(item.observed_lives)} lives"
+        assert len(item.observed_lives) == 1, f"a trajectory of {item.life} mixes lives"
         observed[item.life.run_id] |= item.observed_lives
     assert len(observed) == 2, "the actor was killed once, so there were two lives"
     assert all(len(lives) == 1 for lives in observed.values())

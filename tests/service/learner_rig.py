@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -226,7 +225,3 @@ async def pumping(rig: Rig) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-def environment_without_gpu() -> dict[str, str]:
-    return os.environ | {"CUDA_VISIBLE_DEVICES": ""}

@@ -217,7 +217,8 @@ def test_a_drain_ends_idle_streams_at_once_and_others_after_their_reply() -> Non
         await until(lambda: server.engine.num_waiting == 1)
         server.engine.drain()
         await server.servicer.drain()
-        with pytest.raises(UnavailableError, match="another replica"):
+        # gRPC may hide the server's reason if the write and the end of the stream cross.
+        with pytest.raises(UnavailableError, match=r"another replica|open a new one"):
             await idle.act(*step())
         assert_consistent(await acting)
         with pytest.raises(UnavailableError, match=r"another replica|open a new one"):

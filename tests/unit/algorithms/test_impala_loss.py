@@ -187,6 +187,14 @@ def test_descending_raises_good_actions_and_fits_values() -> None:
     assert last["explained_variance"] > 0.5
 
 
+def test_reward_scale_scales_rewards_and_nothing_else() -> None:
+    _, policy = table_policy()
+    batch = make_batch()
+    scaled = impala_loss(policy, batch, CONFIG.model_copy(update={"reward_scale": 0.25}))
+    by_hand = impala_loss(policy, replace(batch, reward_SB=batch.reward_SB * 0.25), CONFIG)
+    torch.testing.assert_close(scaled.loss, by_hand.loss)
+
+
 def test_metrics_are_the_named_ones_and_detached() -> None:
     _, policy = table_policy()
     algorithm = build_algorithm(CONFIG)

@@ -26,6 +26,16 @@ def test_warnings_and_errors_once_each(tmp_path: Path) -> None:
     assert watch.new_warnings() == []
 
 
+def test_only_errors(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    watch = LogWatch({"actor-0": log})
+    log.write_text(record("WARNING", "shard away") + record("ERROR", "disk full"))
+    assert watch.new_warnings(only_errors=True) == ["actor-0: disk full"]
+    with log.open("a") as file:
+        file.write(record("WARNING", "shard away"))
+    assert watch.new_warnings() == ["actor-0: shard away"], "what was held back before may be told later"
+
+
 def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     watch = LogWatch({"replay-0": log})

@@ -63,6 +63,11 @@ def test_evaluator_is_an_actor_that_evaluates() -> None:
     assert (told(spec).actor.mode, told(spec).actor.id) == ("evaluate", "evaluator-0")
 
 
+def test_drains_fit_into_the_stop_of_the_whole_run() -> None:
+    assert told(plan()["learner-0"]).rpc.drain_s == 4.0
+    assert told(plan("rpc.drain_s=0.5")["learner-0"]).rpc.drain_s == 0.5
+
+
 def test_command_runs_the_service_with_the_runs_config() -> None:
     command = plan()["actor-0"].command(Path("/runs/x/config.yaml"))
     module = command.index("-m")

@@ -11,9 +11,10 @@ from typing import cast
 import pytest
 
 from shoal.cli.child import Child, describe_exit
-from shoal.cli.plan import plan_processes
+from shoal.cli.plan import MAX_DRAIN_S, plan_processes
 from shoal.cli.supervisor import STOP_AT_ONCE, STOP_ORDER, stop_in_order
 from shoal.config import load_config
+from shoal.rpc.watchdog import MARGIN_S
 
 
 @dataclass
@@ -81,6 +82,14 @@ def test_every_role_is_in_each_order_and_twelve_seconds_are_kept() -> None:
         roles = [role for stage, _ in order for role in stage]
         assert sorted(roles) == ["actor", "evaluator", "inference", "learner", "replay"]
         assert max(deadline for _, deadline in order) < 12
+
+
+def test_services_end_by_themselves_before_they_are_killed() -> None:
+    for order in (STOP_ORDER, STOP_AT_ONCE):
+        began = 0.0
+        for roles, deadline in order:
+            assert max(MAX_DRAIN_S[role] for role in roles) + MARGIN_S <= deadline - began
+            began = deadline
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -52,13 +53,22 @@ def test_plain_view_prints_every_few_seconds_and_every_event() -> None:
     view = PlainView(out, lambda: now[0])
     view.update(SAMPLE, children(), {})
     now[0] += PLAIN_EVERY_S / 2
-    view.update(SAMPLE, children(), {})
+    view.update(replace(SAMPLE), children(), {})
     view.event(Event(76.0, "actor-0 was killed by SIGKILL; restarting in 0.2 s"))
     now[0] += PLAIN_EVERY_S / 2
-    view.update(SAMPLE, children(), {})
+    view.update(replace(SAMPLE), children(), {})
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["return", "actor-0", "return"]
     assert lines[1] == "   1:16  actor-0 was killed by SIGKILL; restarting in 0.2 s"
+
+
+def test_plain_view_says_nothing_when_nothing_is_new() -> None:
+    out, now = io.StringIO(), [100.0]
+    view = PlainView(out, lambda: now[0])
+    for _ in range(3):
+        view.update(SAMPLE, children(), {})
+        now[0] += PLAIN_EVERY_S
+    assert len(out.getvalue().splitlines()) == 1
 
 
 def draw(sample: Sample, shown: list[Child], rates: dict[str, float], *events: str) -> str:

@@ -73,8 +73,14 @@ def test_a_learner_that_comes_back_does_not_set_the_run_to_zero() -> None:
 
 def test_waiting_is_never_more_than_all_of_the_time() -> None:
     run = Vitals()
+    run.update(1.0, [learner(10)], 0)
+    assert run.update(2.0, [learner(10, wait_s=5.0)], 0).learner_waiting == 1.0
+
+
+def test_a_learner_without_a_first_batch_does_not_count_as_busy() -> None:
+    run = Vitals()
     run.update(1.0, [learner(0)], 0)
-    assert run.update(2.0, [learner(0, wait_s=5.0)], 0).learner_waiting == 1.0
+    assert run.update(2.0, [learner(0)], 0).learner_waiting is None
 
 
 def test_inference_and_replay() -> None:

@@ -41,7 +41,7 @@ class FaultyShard:
         # Whether the answer for this ack is lost: the stream then breaks instead.
         self.loses: Callable[[Ack], bool] = lambda ack: False
         self.num_dials = 0
-        self.outcomes: list[Ack] = []
+        self.clients: list[FaultyClient] = []
         self.restart()
 
     @property
@@ -49,7 +49,8 @@ class FaultyShard:
         return self.shard.stats()[0]
 
     def connect(self) -> FaultyClient:
-        return FaultyClient(self)
+        self.clients.append(FaultyClient(self))
+        return self.clients[-1]
 
     def kill(self) -> None:
         """Every connection breaks and none is accepted; what is stored stays until `restart`."""
@@ -155,7 +156,6 @@ class FaultyAppendStream(_Breakable):
     async def receive(self) -> Ack:
         ack = await self._unless_broken(asyncio.ensure_future(self._receive()))
         assert isinstance(ack, Ack)
-        self._host.outcomes.append(ack)
         if self._host.loses(ack):
             self.broken = True
             await self._inner.close()

@@ -164,6 +164,7 @@ def test_shards_come_and_go() -> None:
             a.break_streams()
             await asyncio.sleep(60.0)
             assert a.num_dials == 1
+            assert a.clients[0].closed
 
     run(main())
 

@@ -151,6 +151,24 @@ def test_after_a_break_the_unacked_are_sent_again_in_order_and_stored_once() -> 
     run(main())
 
 
+def test_what_waited_for_room_when_the_stream_broke_keeps_its_order() -> None:
+    async def main() -> None:
+        shard = FaultyShard(table=QueueTable(max_items=1))
+        async with writing(ChangingDirectory(shard), max_items=10) as writer:
+            for number in range(6):
+                await writer.append(PAYLOADS[number])
+            await asyncio.sleep(0.1)
+            shard.break_streams()
+            await asyncio.sleep(1.0)
+            out = []
+            for _ in range(6):
+                out += await shard.stored()
+                await settle()
+            assert out == list(range(6))
+
+    run(main())
+
+
 @pytest.mark.parametrize("dedup", [Dedup, Forgetful])
 def test_replies_lost_after_the_insert_happened(dedup: type[Dedup]) -> None:
     """A quarter of the replies is lost. With dedup stored = sent; the control stores repeats."""
@@ -203,6 +221,57 @@ def test_a_dead_shard_loses_its_items_to_the_others_after_a_while_and_not_before
             assert writer.num_unacked == 0
             assert writer.stats.num_moved == pinned
             assert sorted(await b.stored()) == list(range(11))
+
+    run(main())
+
+
+def test_a_shard_that_lost_its_items_is_dialled_anew() -> None:
+    """Its answers on the old stream would be for items that are no longer its own."""
+
+    async def main() -> None:
+        a, b = FaultyShard("a"), FaultyShard("b")
+        async with writing(ChangingDirectory(a, b)) as writer:
+            await asyncio.sleep(0.1)
+            a.silent = True
+            await writer.append(PAYLOADS[0])
+            await writer.append(PAYLOADS[1])
+            assert await writer.flush(FAILOVER_S + 3.0) == 0
+            await asyncio.sleep(1.0)
+            assert (a.num_dials, b.num_dials) == (2, 1)
+            a.silent = False
+            await asyncio.sleep(1.0)
+            await writer.append(PAYLOADS[2])
+            await writer.append(PAYLOADS[3])
+            assert await writer.flush(1.0) == 0
+            assert a.stats.num_inserted == 2
+
+    run(main())
+
+
+def test_shards_without_anything_under_way_take_turns() -> None:
+    async def main() -> None:
+        shards = [FaultyShard(name) for name in "abc"]
+        async with writing(ChangingDirectory(*shards)) as writer:
+            await asyncio.sleep(0.1)
+            for number in range(30):
+                await writer.append(PAYLOADS[number])
+                assert await writer.flush(1.0) == 0
+            assert [shard.stats.num_inserted for shard in shards] == [10, 10, 10]
+
+    run(main())
+
+
+def test_the_shard_with_the_fewest_unacked_bytes_gets_the_next_item() -> None:
+    async def main() -> None:
+        a, b = FaultyShard("a"), FaultyShard("b")
+        async with writing(ChangingDirectory(a, b), max_items=20) as writer:
+            await asyncio.sleep(0.1)
+            a.silent = b.silent = True
+            await writer.append(payload(width=1000))
+            for number in range(10):
+                await writer.append(PAYLOADS[number])
+            await settle()
+            assert sorted((a.stats.num_inserted, b.stats.num_inserted)) == [1, 10]
 
     run(main())
 
@@ -313,6 +382,7 @@ def test_new_shards_get_their_share_and_vanished_ones_nothing_new() -> None:
             dials = a.num_dials
             await asyncio.sleep(60.0)
             assert a.num_dials == dials, "left alone once nothing is due"
+            assert a.clients[0].closed
             directory.list(a, b)
             await asyncio.sleep(1.0)
             for number in range(30, 34):
@@ -370,6 +440,27 @@ def test_a_full_shard_is_asked_again_or_left_for_one_with_room() -> None:
             assert sorted(await a.stored() + await b.stored()) == [0, 1]
             assert await writer.flush(20.0) == 0
             assert sorted(await a.stored() + await b.stored()) == [2]
+
+    run(main())
+
+
+def test_an_item_that_timed_out_goes_to_a_shard_with_room_although_that_one_is_busier() -> None:
+    async def main() -> None:
+        a, b = FaultyShard("a", QueueTable(max_items=1)), FaultyShard("b")
+        async with writing(ChangingDirectory(a, b)) as writer:
+            await asyncio.sleep(0.1)
+            await a.shard.append(Life("another", "run"), "train", 0, PAYLOADS[0])
+            for number in range(2):
+                await writer.append(PAYLOADS[number])
+            await asyncio.sleep(FAILOVER_S / 2 - 0.2)
+            assert writer.num_unacked == 1, "a has no room"
+            b.silent = True
+            await writer.append(PAYLOADS[2])
+            await asyncio.sleep(0.3)
+            assert writer.stats.num_timed_out == 1
+            b.silent = False
+            assert await writer.flush(1.0) == 0
+            assert sorted(await b.stored()) == [0, 1, 2]
 
     run(main())
 

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.learner.batches import BatchLayout, BatchSlot
+from services.learner.batches import BatchLayout, BatchSlot, make_slots
 from services.learner.metrics import PHASES
 from services.learner.ring import BatchRing, Packer
+from shoal.errors import UserError
 from shoal.metrics import Phases
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Episode, Trajectory
 
@@ -161,6 +162,15 @@ def test_another_unroll_length_is_named() -> None:
     problem = LAYOUT.why_unusable(Trajectory(shorter))
     assert problem is not None
     assert problem.startswith("3 transitions per env instead of 4: actor.unroll_length")
+
+
+def test_more_memory_than_there_is() -> None:
+    wide = EnvSpec("Wide-v0", (ArraySpec("observation", "float32", (1 << 45,)),), DiscreteAction(2))
+    with pytest.raises(UserError, match=r"cannot allocate 3 batches of \d+ bytes .*learner\.batch_envs"):
+        make_slots(BatchLayout(wide, (), 20, 64), torch.device("cpu"), 3)
+    assert LAYOUT.nbytes == sum(
+        array.nbytes for array in BatchSlot(LAYOUT, torch.device("cpu")).arrays.values()
+    )
 
 
 def test_what_fits_is_fine() -> None:

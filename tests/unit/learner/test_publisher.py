@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from services.learner.publisher import WeightsPublisher
+from services.learner.publisher import INLINE_BYTES, WeightsPublisher
 from services.learner.versions import VersionCounter
 from shoal.errors import InvalidArgumentError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
@@ -28,14 +28,14 @@ def run(tmp_path: Path, body: Callable[[WeightsPublisher, VersionCounter], Await
     asyncio.run(main())
 
 
-def weights(value: float) -> dict[str, np.ndarray]:
-    return {"a": np.full(4, value, np.float32), "b": np.full((2, 2), value, np.float32)}
+def weights(value: float, size: int = 4) -> dict[str, np.ndarray]:
+    return {"a": np.full(size, value, np.float32), "b": np.full((2, 2), value, np.float32)}
 
 
 def value_of(snapshot: WeightsSnapshot) -> float:
     """The one value that all weights of a snapshot have; mixed ones would fail."""
     assert WeightsSnapshot.of(snapshot.version, snapshot.data) == snapshot
-    values = {float(x) for array in load(snapshot.data).values() for x in array.ravel()}
+    values = {float(x) for array in load(snapshot.data).values() for x in np.unique(array)}
     assert len(values) == 1, "weights of several versions in one snapshot"
     return values.pop()
 
@@ -65,13 +65,14 @@ def test_a_version_in_use_waits_for_a_newer_one(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-def test_from_another_thread_each_snapshot_is_of_one_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [4, INLINE_BYTES // 4])
+def test_from_another_thread_each_snapshot_is_of_one_version(tmp_path: Path, size: int) -> None:
     """A slow reader skips versions; it never sees an older or a mixed one, and ends with the newest."""
 
     async def body(publisher: WeightsPublisher, _: VersionCounter) -> None:
         def train() -> None:
             for version in range(500):
-                publisher.publish(version, weights(float(version)))
+                publisher.publish(version, weights(float(version), size))
 
         thread = threading.Thread(target=train)
         thread.start()

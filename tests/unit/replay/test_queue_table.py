@@ -186,6 +186,25 @@ def test_samplers_are_served_in_order_of_arrival() -> None:
     run(main())
 
 
+def test_sampler_that_runs_out_of_time_does_not_overtake_the_one_that_was_woken() -> None:
+    async def main() -> None:
+        table = make_table()
+
+        def insert_now() -> None:
+            with pytest.raises(StopIteration):
+                table.insert(insertion(0), 1.0).send(None)
+
+        first = start(table.sample(1, PLENTY, 60.0))
+        second = start(table.sample(1, PLENTY, 5.0))
+        await settle()
+        # In the same moment, just after the second one's time is up.
+        asyncio.get_running_loop().call_later(5.0, insert_now)
+        assert await second == ()
+        assert sequences(await first) == [0]
+
+    run(main())
+
+
 def test_cancelled_sampler_takes_nothing_even_after_it_was_woken() -> None:
     async def main() -> None:
         table = make_table()
