@@ -63,6 +63,8 @@ def encode(array: np.ndarray, *, compress: bool = True) -> Encoded:
     dtype = array.dtype.name
     if dtype not in DTYPES:
         raise InvalidArgumentError(f"cannot encode dtype {dtype}: supported are {', '.join(DTYPES)}")
+    if array.dtype.byteorder == ">":
+        array = array.astype(dtype)
     codec, data = Codec.RAW, None
     if compress and array.nbytes >= MIN_COMPRESS_BYTES:
         source = np.ascontiguousarray(array)
@@ -95,7 +97,9 @@ def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
     array = np.frombuffer(raw, dtype=encoded.dtype).reshape(encoded.shape)
     if encoded.codec is Codec.DELTA_LZ4:
         if encoded.dtype != "uint8" or not encoded.shape:
-            raise InvalidArgumentError(f"delta coding is for uint8 frames, not {encoded.dtype}{list(encoded.shape)}")
+            raise InvalidArgumentError(
+                f"delta coding is for uint8 frames, not {encoded.dtype}{list(encoded.shape)}"
+            )
         array = np.add.accumulate(array, axis=0, dtype=np.uint8)
     return array
 
@@ -125,13 +129,11 @@ def _time_differences(frames: np.ndarray) -> np.ndarray:
 
 
 def _lz4(array: np.ndarray) -> bytes:
-    return bytes(lz4.block.compress(memoryview(array).cast("B"), store_size=False))
+    return bytes(lz4.block.compress(array.data.cast("B"), store_size=False))
 
 
 def _unlz4(data: bytes, num_bytes: int) -> bytes:
     try:
         return bytes(lz4.block.decompress(data, uncompressed_size=num_bytes))
     except lz4.block.LZ4BlockError as error:
-        raise InvalidArgumentError(
-            f"tensor is no LZ4 block of {num_bytes} bytes: {error}"
-        ) from None
+        raise InvalidArgumentError(f"tensor is no LZ4 block of {num_bytes} bytes: {error}") from None

@@ -144,6 +144,8 @@ def array_spec_to_proto(spec: ArraySpec) -> spec_pb2.ArraySpec:
 
 
 def array_spec_from_proto(message: spec_pb2.ArraySpec) -> ArraySpec:
+    if message.num_categories < 0:
+        raise InvalidArgumentError(f"{message.name} has {message.num_categories} categories")
     shape = _checked_shape(message.shape)
     return ArraySpec(message.name, _dtype_name(message.dtype), shape, message.num_categories)
 

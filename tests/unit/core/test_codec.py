@@ -19,7 +19,9 @@ from shoal.errors import InvalidArgumentError, LimitError
 MAX_BYTES = 1 << 20
 
 arrays = st.sampled_from(DTYPES).flatmap(
-    lambda dtype: hnp.arrays(np.dtype(dtype), hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6))
+    lambda dtype: hnp.arrays(
+        np.dtype(dtype), hnp.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=6)
+    )
 )
 
 
@@ -38,6 +40,11 @@ def test_round_trip_gives_back_every_bit(array: np.ndarray, compress: bool) -> N
 
 def test_non_contiguous_arrays_round_trip() -> None:
     array = np.arange(4000, dtype=np.int32).reshape(40, 100)[::2, ::3]
+    np.testing.assert_array_equal(decode(encode(array), MAX_BYTES), array)
+
+
+def test_big_endian_arrays_arrive_with_their_values() -> None:
+    array = np.arange(100, dtype=">f4")
     np.testing.assert_array_equal(decode(encode(array), MAX_BYTES), array)
 
 

@@ -75,7 +75,11 @@ def test_mistakes_are_named_in_one_line(override: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a: [", "no valid YAML"), ("- 1", "must hold a mapping"), ("!!python/object:os.system {}", "no valid YAML")],
+    [
+        ("a: [", "no valid YAML"),
+        ("- 1", "must hold a mapping"),
+        ("!!python/object:os.system {}", "no valid YAML"),
+    ],
 )
 def test_bad_files_are_refused(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):

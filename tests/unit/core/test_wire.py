@@ -87,6 +87,7 @@ def test_descriptions_name_all_that_matters() -> None:
         lambda m: m.observation[0].shape.append(-1),
         lambda m: m.observation[0].shape.extend([1] * 40),
         lambda m: setattr(m.observation[0], "dtype", 99),
+        lambda m: setattr(m.observation[0], "num_categories", -1),
         lambda m: setattr(m.action.discrete, "n", 0),
         lambda m: m.action.box.low.append(1.0),
     ],
@@ -114,9 +115,18 @@ def test_trajectories_round_trip() -> None:
     [
         (lambda m: m.ClearField("columns"), "no column 'first'"),
         (lambda m: m.columns.append(m.columns[0]), "twice"),
-        (lambda m: m.columns[0].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 2), "f4"), compress=True)), "others start"),
-        (lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 3), "f4"), compress=True)), "bool"),
-        (lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((1, 3), bool), compress=True)), "T, E >= 1"),
+        (
+            lambda m: m.columns[0].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 2), "f4"), compress=True)),
+            "others start",
+        ),
+        (
+            lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 3), "f4"), compress=True)),
+            "bool",
+        ),
+        (
+            lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((1, 3), bool), compress=True)),
+            "T, E >= 1",
+        ),
         (lambda m: setattr(m.columns[0].tensor, "codec", 77), "codec 77"),
         (lambda m: setattr(m.columns[0].tensor, "dtype", 77), "dtype 77"),
         (lambda m: setattr(m.columns[0].tensor, "data", b"short"), "CRC32C"),
