@@ -57,7 +57,7 @@ async def main(config: Config, context: ServiceContext) -> None:
     finally:
         engine.drain()
         await servicer.drain()
-        await server.drain(config.rpc.drain_s)
+        await server.drain(context.grace_s())
         await engine.close()
         metrics_server.close()
 

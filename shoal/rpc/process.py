@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from shoal.config import Config, load_config, to_yaml
 from shoal.config.tree import ListenSection
@@ -86,7 +86,10 @@ def run_service(name: str, main: Main, argv: Sequence[str] | None = None) -> NoR
     except UserError as error:
         code = _user_error(error)
     watchdog.finished(code)
-    sys.exit(code)
+    logging.shutdown()
+    sys.stdout.flush()
+    # Everything is closed by now. Python's own teardown takes a second once torch has been imported.
+    os._exit(code)
 
 
 def _run(name: str, main: Main, argv: Sequence[str] | None, watchdog: Watchdog) -> int:
@@ -102,6 +105,8 @@ def _run(name: str, main: Main, argv: Sequence[str] | None, watchdog: Watchdog) 
         print("ok")
         return 0
     context = ServiceContext(name, config)
+    # CPU seconds, memory and file descriptors of this process, under Prometheus' usual names.
+    ProcessCollector(registry=context.registry)
     set_up_logging(name, context.id)
     return asyncio.run(_serve(main, context, watchdog))
 
