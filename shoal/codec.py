@@ -85,7 +85,8 @@ def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
     num_bytes = raw_nbytes(encoded.dtype, encoded.shape, max_bytes)
     if encoded.raw_bytes != num_bytes:
         raise InvalidArgumentError(
-            f"tensor claims {encoded.raw_bytes} bytes, but {encoded.dtype}{list(encoded.shape)} has {num_bytes}"
+            f"tensor claims {encoded.raw_bytes} bytes, "
+            f"but {encoded.dtype}{list(encoded.shape)} has {num_bytes}"
         )
     if crc32c(encoded.data) != encoded.crc32c:
         raise InvalidArgumentError("tensor is corrupt: its CRC32C does not match its data")

@@ -88,7 +88,9 @@ class EnvSpec:
 
     def describe(self) -> str:
         """One line for error messages."""
-        return f"{self.env_id}: {', '.join(a.describe() for a in self.observation)} -> {self.action.describe()}"
+        return (
+            f"{self.env_id}: {', '.join(a.describe() for a in self.observation)} -> {self.action.describe()}"
+        )
 
 
 @dataclass(frozen=True)

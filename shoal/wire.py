@@ -37,7 +37,8 @@ _CODEC_FROM_PROTO = {number: c for c, number in _CODEC_TO_PROTO.items()}
 def check_protocol_version(version: int) -> None:
     if version != PROTOCOL_VERSION:
         raise ProtocolVersionError(
-            f"peer speaks protocol version {version}, this service speaks {PROTOCOL_VERSION}: run the same release"
+            f"peer speaks protocol version {version}, this service speaks {PROTOCOL_VERSION}: "
+            "run the same release"
         )
 
 
@@ -160,7 +161,9 @@ def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:
         shape = _checked_shape(message.box.shape)
         low, high = tuple(message.box.low), tuple(message.box.high)
         if not len(low) == len(high) == int(np.prod(shape, dtype=np.int64)):
-            raise InvalidArgumentError(f"box action {list(shape)} has {len(low)} low and {len(high)} high bounds")
+            raise InvalidArgumentError(
+                f"box action {list(shape)} has {len(low)} low and {len(high)} high bounds"
+            )
         return BoxAction(shape, low, high)
     raise InvalidArgumentError("env spec has no action")
 
@@ -190,7 +193,8 @@ def _check_leading_axes(columns: Columns) -> None:
     leading = columns[FIRST].shape
     if len(leading) != 2 or leading[0] < 2 or leading[1] < 1 or columns[FIRST].dtype != np.bool_:
         raise InvalidArgumentError(
-            f"column {FIRST!r} is {columns[FIRST].dtype}{list(leading)} instead of bool[T+1, E] with T, E >= 1"
+            f"column {FIRST!r} is {columns[FIRST].dtype}{list(leading)} "
+            "instead of bool[T+1, E] with T, E >= 1"
         )
     for name, array in columns.items():
         if array.shape[:2] != leading:

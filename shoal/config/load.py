@@ -1,7 +1,7 @@
 """Fills the config tree: default < file < environment < `--set`.
 
-Called by every composition root and by the CLI. Every mistake is a ConfigError of one line that names the key,
-the value and, for an unknown key, the nearest known one.
+Called by every composition root and by the CLI. Every mistake is a ConfigError of one line that names the
+key, the value and, for an unknown key, the nearest known one.
 """
 
 from __future__ import annotations

@@ -32,9 +32,7 @@ class EnvSection(Section):
     """The environment that actors step."""
 
     id: str = Field("CartPole-v1", min_length=1, description="Gymnasium id, or `module:id`.")
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the environment."
-    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
     vectorization: Literal["auto", "native", "sync", "async"] = Field(
         "auto",
         description="`native`: the env's own vector entry point; `sync`: one after another; `async`: a "
@@ -105,9 +103,13 @@ class InferenceSection(Section):
 
     id: str = Field("inference", min_length=1, max_length=128, description="Name of this replica.")
     device: str = Field(
-        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto` is CUDA when there is one, else the CPU."
+        "cpu",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="`auto` is CUDA when there is one, else the CPU.",
     )
-    max_batch: int = Field(8192, ge=1, le=1 << 20, description="Rows of one forward pass; buffers are this long.")
+    max_batch: int = Field(
+        8192, ge=1, le=1 << 20, description="Rows of one forward pass; buffers are this long."
+    )
     min_batch: int = Field(1, ge=1, le=1 << 20, description="Rows worth waiting for, up to max_wait_ms.")
     max_wait_ms: float = Field(0.0, ge=0, le=1000, description="Longest wait for min_batch rows (ms).")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model.")
@@ -155,9 +157,13 @@ class LearnerSection(Section):
     """Trains the policy and publishes its weights."""
 
     device: str = Field(
-        "cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="`auto` is CUDA when there is one, else the CPU."
+        "cpu",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="`auto` is CUDA when there is one, else the CPU.",
     )
-    table: str = Field("train", min_length=1, description="Replay table that actors fill and the learner samples.")
+    table: str = Field(
+        "train", min_length=1, description="Replay table that actors fill and the learner samples."
+    )
     batch_envs: int = Field(
         64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
     )
@@ -165,7 +171,9 @@ class LearnerSection(Section):
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
     decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of training.")
-    publish_every: int = Field(1, ge=1, le=1_000_000, description="Learner steps between two weight versions.")
+    publish_every: int = Field(
+        1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
+    )
     checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
     keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
     resume: bool = Field(True, description="Go on from the newest checkpoint in the run directory.")
@@ -198,7 +206,9 @@ class TlsSection(Section):
 
     cert: Path | None = Field(None, description="This service's certificate chain.")
     key: Path | None = Field(None, description="This service's private key.")
-    ca: Path | None = Field(None, description="CA that signs the peers; on a server it makes clients show one.")
+    ca: Path | None = Field(
+        None, description="CA that signs the peers; on a server it makes clients show one."
+    )
 
     @model_validator(mode="after")
     def _pairs(self) -> TlsSection:
@@ -236,7 +246,9 @@ class LimitsSection(Section):
 class RpcSection(Section):
     """Behaviour of connections."""
 
-    keepalive_s: float = Field(5.0, ge=1, le=600, description="A silent peer is asked for life this often (s).")
+    keepalive_s: float = Field(
+        5.0, ge=1, le=600, description="A silent peer is asked for life this often (s)."
+    )
     keepalive_timeout_s: float = Field(5.0, ge=0.5, le=600, description="No answer for this long: gone (s).")
     max_backoff_s: float = Field(2.0, ge=0.1, le=60, description="Longest pause between two dials (s).")
     resolve_every_s: float = Field(5.0, ge=0.5, le=600, description="DNS names are resolved this often (s).")
