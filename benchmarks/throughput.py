@@ -77,9 +77,19 @@ def _print_profile(run: LocalRun, rate: float) -> None:
         print(f"      {name:<10} {cpu_s / num_steps * 1e6:6.2f} us  ({share:4.0%} of a core)")
         print(f"        {_phases(run, name)}")
     waiting = [s.learner_waiting for s in run.samples if s.learner_waiting is not None]
-    busiest = max(run.cpu_s, key=lambda name: run.cpu_s[name])
     idle = statistics.median(waiting) if waiting else 0.0
-    print(f"    next bottleneck: {busiest} uses the most CPU; the learner waits {idle:.0%} of its time")
+    print(f"    next bottleneck: {_bottleneck(run.cpu_s, idle)}")
+
+
+def _bottleneck(cpu_s: dict[str, float], learner_waiting: float) -> str:
+    """Whoever has to become cheaper next, by what the learner does with its time."""
+    if learner_waiting < 0.1:
+        return f"training; the learner waits for data {learner_waiting:.0%} of its time"
+    busiest = max(("actor", "inference"), key=lambda name: cpu_s.get(name, 0.0))
+    return (
+        f"acting; the learner waits for data {learner_waiting:.0%} of its time, and {busiest} uses the most "
+        "CPU of those that act: more envs per message make each step cheaper"
+    )
 
 
 def _phases(run: LocalRun, service: str) -> str:

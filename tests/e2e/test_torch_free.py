@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,16 @@ pytestmark = pytest.mark.timeout(400)
 @pytest.fixture(scope="module")
 def base_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a new virtual environment with `pip install shoal` and no extras."""
-    directory = tmp_path_factory.mktemp("base") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
-    python = directory / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", ROOT]
+    directory = tmp_path_factory.mktemp("base")
+    python = directory / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", directory / "venv"], check=True)
+    # From a copy: pip leaves a build directory where it installs from.
+    source = directory / "source"
+    for folder in ("shoal", "services", "configs"):
+        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", source]
     subprocess.run(install, check=True, timeout=300)
     return python
 
