@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -49,3 +50,15 @@ def _running(process: psutil.Process) -> str | None:
     except psutil.NoSuchProcess:
         return None
     return None if any(name in line for name in _PYTHONS_OWN) else f"{process.pid} {line}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A test of a fault shows its figure even when it passes: whatever it printed."""
+    passed = terminalreporter.stats.get("passed", [])
+    printed = [report for report in passed if report.when == "call" and report.capstdout.strip()]
+    if printed:
+        terminalreporter.section("figures of passed tests")
+    for report in printed:
+        terminalreporter.line(report.nodeid.rpartition("/")[2])
+        for line in report.capstdout.strip().splitlines():
+            terminalreporter.line(f"    {line}")

@@ -56,9 +56,7 @@ async def _until_failed(channel: grpc.aio.Channel, times: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_client_is_back_within_5_s_of_the_server(
-    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_is_back_within_5_s_of_the_server(tmp_path: Path, kind: str) -> None:
     listen, announce = _listen(kind, tmp_path), tmp_path / "announce.json"
 
     async def run() -> float:
@@ -79,14 +77,11 @@ def test_a_client_is_back_within_5_s_of_the_server(
                 return time.monotonic() - begin
 
     took = asyncio.run(run())
-    with capfd.disabled():
-        print(f"\nback after a restart of the server over {kind}: {took:.2f} s")
+    print(f"back after a restart of the server over {kind}: {took:.2f} s")
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix"])
-def test_a_frozen_server_is_noticed_by_its_client(
-    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_frozen_server_is_noticed_by_its_client(tmp_path: Path, kind: str) -> None:
     listen, announce = _listen(kind, tmp_path), tmp_path / "announce.json"
 
     async def run() -> float:
@@ -110,11 +105,10 @@ def test_a_frozen_server_is_noticed_by_its_client(
                 return took
 
     took = asyncio.run(run())
-    with capfd.disabled():
-        print(f"\nfrozen server noticed over {kind} (keepalive 1 s, timeout 0.5 s): {took:.2f} s")
+    print(f"frozen server noticed over {kind} (keepalive 1 s, timeout 0.5 s): {took:.2f} s")
 
 
-def test_a_frozen_client_is_noticed_by_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_frozen_client_is_noticed_by_the_server() -> None:
     async def run() -> float:
         echo = Echo()
         async with running_server(echo, rpc=QUICK) as server:
@@ -126,8 +120,7 @@ def test_a_frozen_client_is_noticed_by_the_server(capfd: pytest.CaptureFixture[s
                 return time.monotonic() - begin
 
     took = asyncio.run(run())
-    with capfd.disabled():
-        print(f"\nfrozen client noticed (keepalive 1 s, timeout 0.5 s): {took:.2f} s")
+    print(f"frozen client noticed (keepalive 1 s, timeout 0.5 s): {took:.2f} s")
 
 
 @asynccontextmanager

@@ -36,7 +36,7 @@ def _stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains_and_exits_0(tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_drains_and_exits_0(tmp_path: Path, number: int) -> None:
     announce = tmp_path / "sub" / "announce.json"
     with child("serve", *_serving(announce, "replay.id=shard-7")) as process:
         record = announced(process, announce)
@@ -51,8 +51,7 @@ def test_a_signal_drains_and_exits_0(tmp_path: Path, number: int, capfd: pytest.
         assert asyncio.run(_echo(record["grpc"])) == b"x"
         assert asyncio.run(health_of(record["health"])) == SERVING
         code, err, took = _stop(process, number)
-    with capfd.disabled():
-        print(f"\n{signal.Signals(number).name} to exit 0: {took:.2f} s")
+    print(f"{signal.Signals(number).name} to exit 0: {took:.2f} s")
     assert code == 0
     lines = err.splitlines()
     assert [
