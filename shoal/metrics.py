@@ -66,8 +66,8 @@ class MetricsServer:
 def start_metrics_server(address: str, registry: CollectorRegistry) -> MetricsServer:
     """Serve /metrics on `host:port` in a daemon thread; port 0 takes a free one."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ConfigError(f"cannot serve metrics on {address!r}: write it as host:port")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"cannot serve metrics on {address!r}: write it as host:port, port 0 to 65535")
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry)
     except OSError as error:

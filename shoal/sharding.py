@@ -18,6 +18,9 @@ from shoal.rpc.backoff import Backoff
 
 log = logging.getLogger(__name__)
 
+# An answer that carries much, or is for much, may take longer: no link is expected to be slower than this.
+SLOWEST_BYTES_PER_S = 1e6
+
 OnChange = Callable[[tuple[Address, ...]], None]
 
 
@@ -32,20 +35,6 @@ class Directory(Protocol):
     async def watch(self, on_change: OnChange) -> None:
         """Runs for ever; `on_change` gets each list that differs from what `current` was before."""
         ...
-
-
-class FixedDirectory:
-    """Shards that neither come nor go."""
-
-    def __init__(self, addresses: tuple[Address, ...]) -> None:
-        self._addresses = addresses
-
-    @property
-    def current(self) -> tuple[Address, ...]:
-        return self._addresses
-
-    async def watch(self, on_change: OnChange) -> None:
-        await asyncio.Event().wait()
 
 
 class Link(ABC):
@@ -80,9 +69,18 @@ class Link(ABC):
         """Nothing is left to be done over this link."""
         return self.leaving
 
+    @property
+    def bytes_due(self) -> int:
+        """What has to cross the network before the next answer is here, as far as that is known."""
+        return 0
+
     def leave(self) -> None:
         """The shard is no longer listed."""
         self.leaving = True
+
+    def rejoin(self) -> None:
+        """It is listed again."""
+        self.leaving = False
 
     def expect(self) -> None:
         """An answer is due from now on."""
@@ -193,7 +191,8 @@ class LinkSet(Generic[LinkT]):
     def _follow(self, addresses: tuple[Address, ...]) -> None:
         for link in self:
             if link.address in addresses:
-                link.leaving = False
+                if link.leaving:
+                    link.rejoin()
             elif not link.leaving:
                 log.info("shard %s is no longer listed", link.address.target)
                 link.leave()
@@ -214,7 +213,7 @@ class LinkSet(Generic[LinkT]):
         while True:
             await asyncio.sleep(self._silent_after_s / 4)
             for link in self:
-                if link.silent_for_s() >= self._silent_after_s:
+                if link.silent_for_s() >= self._silent_after_s + link.bytes_due / SLOWEST_BYTES_PER_S:
                     link.on_silent()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

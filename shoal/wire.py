@@ -6,6 +6,7 @@ what cannot be trusted raises InvalidArgumentError or LimitError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -32,6 +33,14 @@ _DTYPE_TO_PROTO = {name: tensor_pb2.DType.Value(f"DTYPE_{name.upper()}") for nam
 _DTYPE_FROM_PROTO = {number: name for name, number in _DTYPE_TO_PROTO.items()}
 _CODEC_TO_PROTO = {c: tensor_pb2.Codec.Value(f"CODEC_{c.name}") for c in codec.Codec}
 _CODEC_FROM_PROTO = {number: c for c, number in _CODEC_TO_PROTO.items()}
+# Bytes of a field of 64 or 32 bits, by its wire type.
+_FIXED_BYTES = {1: 8, 5: 4}
+
+# An observation has a column per key; what an environment shows beyond that is no sensible dictionary.
+MAX_COLUMNS = 256
+# Two bytes can be an episode: without a bound a small message would take seconds and gigabytes. As many
+# as 8192 environments can end in an unroll of 16 steps, the shortest episode taking two.
+MAX_EPISODES = 1 << 16
 
 
 def check_protocol_version(version: int) -> None:
@@ -58,7 +67,7 @@ def tensor_from_proto(message: tensor_pb2.Tensor, max_bytes: int) -> np.ndarray:
     return codec.decode(
         codec.Encoded(
             dtype=_dtype_name(message.dtype),
-            shape=tuple(message.shape),
+            shape=_tensor_shape(message),
             codec=_codec_of(message.codec),
             raw_bytes=message.raw_bytes,
             crc32c=message.crc32c,
@@ -100,14 +109,19 @@ def decode_trajectory(payload: bytes, limits: LimitsSection) -> Trajectory:
     """Parse and check a trajectory completely: sizes first, then CRCs, contents and shapes."""
     message = trajectory_pb2.Trajectory()
     try:
+        _check_num_fields(payload)
         message.ParseFromString(payload)
-    except DecodeError:
+    except (DecodeError, IndexError):
         raise InvalidArgumentError("payload is no Trajectory message") from None
+    if len(message.columns) > MAX_COLUMNS:
+        raise LimitError(f"trajectory has {len(message.columns)} columns: at most {MAX_COLUMNS} are allowed")
     _check_total_size(message.columns, limits)
     columns = columns_from_proto(message.columns, limits.max_tensor_bytes)
-    _check_leading_axes(columns)
-    episodes = tuple(Episode(e.episode_return, e.num_steps) for e in message.episodes)
-    return Trajectory(columns, episodes)
+    num_rows, num_envs = _check_leading_axes(columns)
+    most = (num_rows - 1) * num_envs
+    if len(message.episodes) > most:
+        raise LimitError(f"trajectory of {most} steps says that {len(message.episodes)} episodes ended in it")
+    return Trajectory(columns, tuple(_episode_from_proto(episode) for episode in message.episodes))
 
 
 def spec_to_proto(spec: EnvSpec) -> spec_pb2.EnvSpec:
@@ -151,6 +165,15 @@ def array_spec_from_proto(message: spec_pb2.ArraySpec) -> ArraySpec:
     return ArraySpec(message.name, _dtype_name(message.dtype), shape, message.num_categories)
 
 
+def _episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
+    if not math.isfinite(message.episode_return) or message.num_steps < 1:
+        raise InvalidArgumentError(
+            f"episode of {message.num_steps} steps with a return of {message.episode_return}: "
+            "a finite return and at least one step are needed"
+        )
+    return Episode(message.episode_return, message.num_steps)
+
+
 def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:
     kind = message.WhichOneof("kind")
     if kind == "discrete":
@@ -160,7 +183,7 @@ def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:
     if kind == "box":
         shape = _checked_shape(message.box.shape)
         low, high = tuple(message.box.low), tuple(message.box.high)
-        if not len(low) == len(high) == int(np.prod(shape, dtype=np.int64)):
+        if not len(low) == len(high) == math.prod(shape):
             raise InvalidArgumentError(
                 f"box action {list(shape)} has {len(low)} low and {len(high)} high bounds"
             )
@@ -175,9 +198,54 @@ def _checked_shape(dims: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
+def _tensor_shape(message: tensor_pb2.Tensor) -> tuple[int, ...]:
+    # Before there is a tuple of it: a message may name millions of dimensions.
+    if len(message.shape) > codec.MAX_RANK:
+        raise LimitError(f"tensor of rank {len(message.shape)} is above the limit of {codec.MAX_RANK}")
+    return tuple(message.shape)
+
+
+def _check_num_fields(payload: bytes) -> None:
+    """Count the columns and episodes of a serialised trajectory before anything is made of them.
+
+    What is malformed is left to the parser, or raises IndexError.
+    """
+    at = count = 0
+    while at < len(payload):
+        count += 1
+        if count > MAX_COLUMNS + MAX_EPISODES:
+            raise LimitError(
+                f"trajectory has more than {MAX_COLUMNS} columns and {MAX_EPISODES} episodes: "
+                "send shorter unrolls or smaller groups"
+            )
+        tag, at = _varint(payload, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(payload, at)
+        elif kind == 2:
+            length, at = _varint(payload, at)
+            at += length
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
+        else:
+            raise IndexError
+
+
+def _varint(payload: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits, seven to a byte, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = payload[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise IndexError
+
+
 def _check_total_size(columns: Iterable[tensor_pb2.NamedTensor], limits: LimitsSection) -> None:
     total = sum(
-        codec.raw_nbytes(_dtype_name(c.tensor.dtype), tuple(c.tensor.shape), limits.max_tensor_bytes)
+        codec.raw_nbytes(_dtype_name(c.tensor.dtype), _tensor_shape(c.tensor), limits.max_tensor_bytes)
         for c in columns
     )
     if total > limits.max_trajectory_bytes:
@@ -187,7 +255,8 @@ def _check_total_size(columns: Iterable[tensor_pb2.NamedTensor], limits: LimitsS
         )
 
 
-def _check_leading_axes(columns: Columns) -> None:
+def _check_leading_axes(columns: Columns) -> tuple[int, int]:
+    """T+1 and E."""
     if FIRST not in columns:
         raise InvalidArgumentError(f"trajectory has no column {FIRST!r}, only {sorted(columns)}")
     leading = columns[FIRST].shape
@@ -201,6 +270,7 @@ def _check_leading_axes(columns: Columns) -> None:
             raise InvalidArgumentError(
                 f"column {name!r} has shape {list(array.shape)}, others start with {list(leading)}"
             )
+    return leading[0], leading[1]
 
 
 def _dtype_name(number: int) -> str:

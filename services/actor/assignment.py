@@ -1,6 +1,6 @@
 """Which inference replica a group of environments uses.
 
-Pure functions: every actor works it out for itself, and together they spread evenly.
+Pure: every actor works it out for itself, and together they spread evenly.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,6 +20,15 @@ def actor_number(actor_id: str) -> int:
     return int(digits.group()) if digits else zlib.crc32(actor_id.encode())
 
 
-def assigned(replicas: Sequence[T], actor_id: str, group: int, num_groups: int, skip: int = 0) -> T:
-    """The group's replica out of a sorted list, or the one `skip` places after it."""
-    return replicas[(actor_number(actor_id) * num_groups + group + skip) % len(replicas)]
+@dataclass(frozen=True)
+class Seat:
+    """Which group of which actor this is."""
+
+    actor_id: str
+    group: int
+    num_groups: int
+
+    def replica(self, replicas: Sequence[T], skip: int = 0) -> T:
+        """The group's own one out of a sorted list, or the one `skip` places after it."""
+        place = actor_number(self.actor_id) * self.num_groups + self.group
+        return replicas[(place + skip) % len(replicas)]

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -22,13 +22,16 @@ from services.actor.metrics import ActorMetrics
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActStream
+from shoal.clients.replay import max_item_bytes
 from shoal.config.tree import LimitsSection
 from shoal.envs.vector import EnvStep, ShoalVectorEnv
 from shoal.errors import UnavailableError, UserError
-from shoal.records import ACTION, Trajectory
+from shoal.records import ACTION, REWARD, Trajectory
 from shoal.wire import encode_trajectory
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -78,9 +81,11 @@ class Group:
         """Raises UserError if inference refuses the group."""
         self._task = asyncio.current_task()
         try:
-            self._shown = self._env.reset(self._seed)
+            reset, seed = self._env.reset, self._seed
+            self._shown = reset(seed) if self._thread is None else await self._in_thread(reset, seed)
             while not self._stopping:
-                stream = await self._link.connect()
+                with self._metrics.phases.measure("wait_action"):
+                    stream = await self._link.connect()
                 await self._act_until_break(stream, self._builder_for(stream))
         except asyncio.CancelledError:
             if not self._stopping:
@@ -107,7 +112,7 @@ class Group:
                 if self._link.move_ready():
                     return
         except UnavailableError as error:
-            self._metrics.inference_reconnects.inc()
+            self._metrics.reconnects.inc()
             dropped = self._drop_open_unroll()
             log.info("lost inference (%s); dropped %d steps of an open unroll", error, dropped)
 
@@ -121,7 +126,7 @@ class Group:
                 reply = await stream.act(builder.observation, builder.first)
                 answered = clock()
                 action = reply.outputs[ACTION]
-                shown = env.step(action) if self._thread is None else await self._step_in_thread(action)
+                shown = env.step(action) if self._thread is None else await self._in_thread(env.step, action)
                 stepped = clock()
                 self._shown = shown
                 builder.add(reply, shown, episodes.add(shown))
@@ -131,11 +136,10 @@ class Group:
             self._metrics.phases.add("wait_action", wait_action)
             self._metrics.phases.add("env_step", env_step)
 
-    async def _step_in_thread(self, action: np.ndarray) -> EnvStep:
+    async def _in_thread(self, call: Callable[[T], EnvStep], argument: T) -> EnvStep:
         self._must_finish = True
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._env.step, action)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call, argument)
         finally:
             self._must_finish = False
 
@@ -158,11 +162,24 @@ class Group:
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
     def _encode(self, trajectory: Trajectory) -> bytes:
+        self._check_finite(trajectory)
         payload = encode_trajectory(trajectory)
-        _check_size("encoded trajectory", len(payload), self._limits, "max_message_bytes")
+        most = max_item_bytes(self._limits.max_message_bytes)
+        _check_size("encoded trajectory", len(payload), most, "max_message_bytes less headers")
         self._metrics.raw_bytes.inc(sum(column.nbytes for column in trajectory.columns.values()))
         self._metrics.encoded_bytes.inc(len(payload))
         return payload
+
+    def _check_finite(self, trajectory: Trajectory) -> None:
+        """The learner trains on no NaN: an environment that shows one must not starve the run in silence."""
+        for name in (REWARD, *(array.name for array in self._env.spec.observation)):
+            column = trajectory.columns[name]
+            if column.dtype.kind == "f" and not np.isfinite(column).all():
+                row, env = np.argwhere(~np.isfinite(column))[0][:2]
+                raise UserError(
+                    f"environment {self._env.spec.env_id!r} gave {name} {column[row, env]} "
+                    f"(env {env} of a group, row {row} of an unroll): only finite numbers can be trained on"
+                )
 
     async def _append(self, sink: Sink, payload: bytes) -> None:
         self._must_finish = True
@@ -186,8 +203,9 @@ class Group:
     def _check_sizes(self, builder: UnrollBuilder) -> None:
         """Shards would reject every trajectory beyond these limits: say so before the first step."""
         sizes = builder.column_sizes
-        _check_size("trajectory column", max(sizes), self._limits, "max_tensor_bytes")
-        _check_size("trajectory", sum(sizes), self._limits, "max_trajectory_bytes")
+        limits = self._limits
+        _check_size("trajectory column", max(sizes), limits.max_tensor_bytes, "max_tensor_bytes")
+        _check_size("trajectory", sum(sizes), limits.max_trajectory_bytes, "max_trajectory_bytes")
 
     def _drop_open_unroll(self) -> int:
         """What the environments show now stays; it starts the next unroll."""
@@ -202,10 +220,9 @@ class Group:
         return dropped
 
 
-def _check_size(what: str, num_bytes: int, limits: LimitsSection, limit: str) -> None:
-    max_bytes = getattr(limits, limit)
+def _check_size(what: str, num_bytes: int, max_bytes: int, limit: str) -> None:
     if num_bytes > max_bytes:
         raise UserError(
-            f"{what} of {num_bytes} bytes is above limits.{limit} ({max_bytes}): lower actor.unroll_length "
-            "or actor.envs, raise actor.groups, or raise the limit for all services"
+            f"{what} of {num_bytes} bytes is above {max_bytes} bytes (limits.{limit}): lower "
+            "actor.unroll_length or actor.envs, raise actor.groups, or raise the limit for all services"
         )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from services.actor.assignment import assigned
+from services.actor.assignment import Seat
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello, ActStream, InferenceClient
 from shoal.errors import UnavailableError
@@ -24,18 +24,6 @@ from shoal.rpc.backoff import Backoff
 log = logging.getLogger(__name__)
 
 Dial = Callable[[Address], InferenceClient]
-
-
-@dataclass(frozen=True)
-class Seat:
-    """Which group of which actor this is."""
-
-    actor_id: str
-    group: int
-    num_groups: int
-
-    def replica(self, replicas: Sequence[Address], skip: int = 0) -> Address:
-        return assigned(replicas, self.actor_id, self.group, self.num_groups, skip)
 
 
 @dataclass(frozen=True)

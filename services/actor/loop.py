@@ -11,9 +11,11 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
 
+from services.actor.assignment import Seat
 from services.actor.group import Group
-from services.actor.link import InferenceLink, Seat
+from services.actor.link import InferenceLink
 from services.actor.metrics import ActorMetrics
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
@@ -40,38 +42,26 @@ async def run_actor(config: Config, context: ServiceContext) -> None:
     section = config.actor
     metrics = ActorMetrics(context.registry, section.mode)
     metrics.envs.set(section.envs)
-    envs = make_envs(config)
-    endpoint = start_metrics_server(section.listen.metrics, context.registry)
-    server = RpcServer("", section.listen.health, config.security, config.limits, config.rpc)
-    try:
+    async with AsyncExitStack() as stack:
+        # One per group, and before anything that threads or forks could disturb.
+        envs = [
+            stack.enter_context(closing(make_vector_env(config.env, section.envs // section.groups)))
+            for _ in range(section.groups)
+        ]
+        endpoint = start_metrics_server(section.listen.metrics, context.registry)
+        stack.callback(endpoint.close)
+        server = RpcServer("", section.listen.health, config.security, config.limits, config.rpc)
+        stack.push_async_callback(server.drain, 0)
         await server.start()
         await context.announce(health=server.health_address, metrics=endpoint.address)
         actor = Actor(config, envs, metrics)
         await actor.run(context.stopping, server)
-    finally:
-        await server.drain(0)
-        for env in envs:
-            env.close()
-        endpoint.close()
 
 
-def make_envs(config: Config) -> list[ShoalVectorEnv]:
-    """One vectorised environment per group. Before anything that threads or forks could disturb."""
-    section = config.actor
-    envs: list[ShoalVectorEnv] = []
-    try:
-        for _ in range(section.groups):
-            envs.append(make_vector_env(config.env, section.envs // section.groups))
-    except BaseException:
-        for env in envs:
-            env.close()
-        raise
-    return envs
-
-
-def group_seed(run_seed: int, actor_id: str, group: int) -> int:
-    """Differs between all groups of a run; environments of a group count on from it."""
-    digest = hashlib.sha256(f"{run_seed}/{group}/{actor_id}".encode()).digest()
+def group_seed(run_seed: int, life: Life, group: int) -> int:
+    """Differs between groups and between lives: an actor that is killed often must not begin with the same
+    episodes every time. Environments of a group count on from it."""
+    digest = hashlib.sha256(f"{run_seed}/{group}/{life.actor_id}/{life.run_id}".encode()).digest()
     # Some simulators take seeds of 31 bits only.
     return int.from_bytes(digest[:8], "big") % (1 << 30)
 
@@ -158,7 +148,7 @@ class Actor:
             self._writer,
             self._metrics,
             self._waits,
-            seed=group_seed(config.run.seed, section.id, index),
+            seed=group_seed(config.run.seed, self._life, index),
             unroll_length=section.unroll_length,
             limits=config.limits,
         )

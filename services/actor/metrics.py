@@ -39,7 +39,9 @@ class ActorMetrics:
         self.encoded_bytes = counter("trajectory_encoded_bytes", "Bytes of unrolls as sent.")
 
         self._acked = counter("acked_items", "Unrolls that a shard has stored.")
-        self._resent = counter("resent_items", "Unrolls sent again because no answer came.")
+        self._resent = counter(
+            "resent_items", "Times an unroll was sent again: after a break, a time-out or a move."
+        )
         self._moved = counter("moved_items", "Unrolls given to another shard because theirs was silent.")
         self._timed_out = counter("timed_out_items", "Times a shard had no room for an unroll in time.")
         self._rejected = counter("rejected_items", "Unrolls that a shard refused for good.")
@@ -58,10 +60,11 @@ class ActorMetrics:
         ).labels(mode)
         self._recent: deque[Episode] = deque(maxlen=MEAN_OVER)
 
-        self.policy_version = gauge("policy_version", "Newest version of the weights that acted here.")
+        self.policy_version = gauge(
+            "policy_version", "Version of the weights that acted last in the newest unroll."
+        )
         self.envs = gauge("envs", "Environments of this actor.")
-        reconnects = counter("reconnects", "Streams that broke and were opened again.", "peer")
-        self.inference_reconnects = reconnects.labels("inference")
+        self.reconnects = counter("reconnects", "Streams to inference that broke and were opened again.")
         self.phases = Phases(
             registry,
             "shoal_actor_phase",

@@ -17,7 +17,7 @@ from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from services.inference.servicer import InferenceServicer
 from services.inference.subscription import Subscription
-from shoal.clients.weights import WeightsClient
+from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config import Config
 from shoal.metrics import start_metrics_server
@@ -50,9 +50,8 @@ async def main(config: Config, context: ServiceContext) -> None:
         await context.announce(
             grpc=server.address, health=server.health_address, metrics=metrics_server.address
         )
-        subscription = Subscription(
-            LearnerDialler(config), section.id, engine, metrics, Backoff(max_s=config.rpc.max_backoff_s)
-        )
+        policy, backoff = policy_text(config.policy), Backoff(max_s=config.rpc.max_backoff_s)
+        subscription = Subscription(LearnerDialler(config), section.id, policy, engine, metrics, backoff)
         await _first_of(context.stopping.wait(), engine.crashed(), subscription.run())
     finally:
         engine.drain()

@@ -70,11 +70,6 @@ class Batcher:
                     return batch
             return None
 
-    def take_due(self) -> list[Request]:
-        """What `take` would return at this moment; empty if it would wait."""
-        with self._condition:
-            return self._pop() if not self._closed and self._wait_s() == 0 else []
-
     def close(self) -> None:
         """Wakes and ends `take`; what is still queued stays unanswered."""
         with self._condition:

@@ -32,17 +32,18 @@ from shoal.errors import (
 )
 from shoal.metrics import Clock
 from shoal.policy.network import build_policy
-from shoal.records import ArraySpec, Columns, EnvSpec, WeightsSnapshot
+from shoal.records import Columns, EnvSpec, WeightsSnapshot
 
 
 @dataclass(frozen=True)
 class _Model:
-    """What follows from the spec of the run."""
+    """What follows from a spec. Until its first weights have come, that is only what an actor claims."""
 
     spec: EnvSpec
-    outputs: tuple[ArraySpec, ...]
     weights: HotSwap
     runner: Runner
+    # Whether the learner has the same spec: empty if so (or when draining), else its refusal.
+    verdict: asyncio.Future[str]
 
 
 class Engine:
@@ -68,7 +69,6 @@ class Engine:
         self._model: _Model | None = None
         self._adopting = asyncio.Lock()
         self._adopted = asyncio.Event()
-        self._ready_or_draining = asyncio.Event()
         self._draining = False
         self._closed = False
         self._version = -1
@@ -88,7 +88,7 @@ class Engine:
     def drain(self) -> None:
         """No new sessions from now on; those that wait for weights are told so. Open ones go on."""
         self._draining = True
-        self._ready_or_draining.set()
+        self._settle("")
 
     async def close(self) -> None:
         """Ends the model thread after its current batch; whoever still waits gets UnavailableError."""
@@ -108,14 +108,16 @@ class Engine:
                 f"server takes 1 to {self._config.max_batch}: raise inference.max_batch or use smaller groups"
             )
         model = await self._adopt(hello.spec)
-        await self._ready_or_draining.wait()
+        refusal = "" if self._draining else await asyncio.shield(model.verdict)
         if self._draining:
             raise UnavailableError("the inference server is shutting down: dial another replica")
+        if refusal:
+            raise SpecMismatchError(refusal)
         number = self._next_session
         self._next_session += 1
         self._sessions[number] = Session(model.spec, hello.num_envs, hello.greedy)
         self._count_slots(hello.num_envs)
-        return number, ActWelcome(self._config.id, self._version, model.outputs)
+        return number, ActWelcome(self._config.id, self._version, model.weights.outputs)
 
     async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
         state = self._sessions.get(session)
@@ -145,11 +147,6 @@ class Engine:
             state.fail("the stream has ended: open a new one")
             self._count_slots(-state.num_envs)
 
-    @property
-    def num_waiting(self) -> int:
-        """Steps taken and not answered yet."""
-        return sum(state.waiter is not None for state in self._sessions.values())
-
     # Weights, for the subscription.
 
     @property
@@ -158,10 +155,17 @@ class Engine:
         return self._version
 
     async def spec(self) -> EnvSpec:
-        """The spec of the run, as soon as the first actor has told it."""
+        """The spec of the run, as soon as an actor has told it."""
         await self._adopted.wait()
         assert self._model is not None
         return self._model.spec
+
+    def refuse_spec(self, text: str) -> None:
+        """The learner has another spec, and no weights came: tell who brought this one, wait for the next."""
+        assert self._version < 0
+        self._settle(text)
+        self._model = None
+        self._adopted.clear()
 
     async def install(self, snapshot: WeightsSnapshot) -> bool:
         """Use these weights from the next batch on. False if they are not newer than what is there.
@@ -178,7 +182,7 @@ class Engine:
         self._metrics.weight_swaps.inc()
         self._metrics.policy_version.set(snapshot.version)
         self._version = snapshot.version
-        self._ready_or_draining.set()
+        self._settle("")
         return True
 
     async def _adopt(self, spec: EnvSpec) -> _Model:
@@ -186,18 +190,24 @@ class Engine:
             if self._model is None:
                 self._model = await asyncio.to_thread(self._build_model, spec)
                 self._adopted.set()
-        if self._model.spec != spec:
-            raise SpecMismatchError(
-                f"this run's environment is {self._model.spec.describe()}; "
-                f"the actor brings {spec.describe()}. All actors of a run must use the same environment"
-            )
-        return self._model
+            model = self._model
+        if model.spec == spec:
+            return model
+        if self._version < 0:
+            raise UnavailableError("the spec of the run is not settled yet: retry")
+        raise SpecMismatchError(
+            f"the run's environment is {model.spec.describe()}; this one is {spec.describe()}. "
+            "All actors of a run must use the same environment"
+        )
 
     def _build_model(self, spec: EnvSpec) -> _Model:
-        policy = build_policy(self._policy_config, spec)
         weights = HotSwap(lambda: build_policy(self._policy_config, spec), self._device)
         runner = Runner(spec.observation, self._config.max_batch, self._device, self._metrics, self._clock)
-        return _Model(spec, policy.outputs, weights, runner)
+        return _Model(spec, weights, runner, self._loop.create_future())
+
+    def _settle(self, refusal: str) -> None:
+        if self._model is not None and not self._model.verdict.done():
+            self._model.verdict.set_result(refusal)
 
     def _count_slots(self, change: int) -> None:
         self._num_slots += change

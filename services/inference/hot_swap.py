@@ -32,7 +32,9 @@ class HotSwap:
         self._build = build
         self._device = device
         self._lock = threading.Lock()
-        self._spares: list[Policy] = []
+        spare = self._fresh()
+        self.outputs = spare.outputs
+        self._spares = [spare]
         self._in_use: LoadedPolicy | None = None
         self._offered: LoadedPolicy | None = None
 
@@ -41,7 +43,7 @@ class HotSwap:
         with self._lock:
             policy = self._spares.pop() if self._spares else None
         if policy is None:
-            policy = self._build().to(self._device).requires_grad_(False).eval()
+            policy = self._fresh()
         try:
             load_policy_bytes(policy, data)
         except BaseException:
@@ -66,3 +68,6 @@ class HotSwap:
             if self._in_use is None:
                 raise RuntimeError("a batch before the first weights")
             return self._in_use
+
+    def _fresh(self) -> Policy:
+        return self._build().to(self._device).requires_grad_(False).eval()

@@ -47,6 +47,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         self._backend = backend
         self._max_bytes = limits.max_tensor_bytes
         self._phases = metrics.phases
+        self._refused = metrics.refused
         self._streams: set[_Stream] = set()
         self._draining = False
 
@@ -67,7 +68,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             session, welcome = await self._backend.connect(hello)
             try:
                 await context.write(_welcome_to_proto(welcome))
-                await self._serve(session, stream, len(hello.spec.observation))
+                await self._serve(session, stream, hello)
             finally:
                 self._backend.disconnect(session)
         finally:
@@ -82,9 +83,9 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             *(abort(context, UnavailableError(_DRAINING)) for context in idle), return_exceptions=True
         )
 
-    async def _serve(self, session: int, stream: _Stream, num_arrays: int) -> None:
+    async def _serve(self, session: int, stream: _Stream, hello: ActHello) -> None:
         context, act, phases, clock = stream.context, self._backend.act, self._phases, time.perf_counter
-        read_observation = ColumnsReader(self._max_bytes, num_arrays).read
+        read_observation = ColumnsReader(self._max_bytes, hello.spec.observation, hello.num_envs).read
         read_first = TensorReader(self._max_bytes).read
         # Filled again for each reply: it has been serialised when `write` first yields.
         response = pb.ActResponse()
@@ -100,7 +101,11 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
             step = request.step
             if not request.HasField("step"):
                 raise InvalidArgumentError("expected a step: `hello` comes once, at the start of a stream")
-            observation, first = read_observation(step.observation), read_first(step.first)
+            try:
+                observation, first = read_observation(step.observation), read_first(step.first)
+            except InvalidArgumentError:
+                self._refused.inc()
+                raise
             phases.add("decode", clock() - received_s)
             reply = await act(session, observation, first)
             answered_s = clock()

@@ -15,7 +15,7 @@ from typing import NoReturn
 from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from shoal.clients.weights import WeightsClient
-from shoal.errors import UnavailableError, UserError
+from shoal.errors import SpecMismatchError, UnavailableError, UserError
 from shoal.records import EnvSpec, WeightsSnapshot
 from shoal.rpc.backoff import Backoff
 
@@ -29,6 +29,7 @@ class Subscription:
         self,
         dial: Callable[[], Awaitable[WeightsClient]],
         subscriber_id: str,
+        policy: str,
         engine: Engine,
         metrics: InferenceMetrics,
         backoff: Backoff,
@@ -36,6 +37,7 @@ class Subscription:
     ) -> None:
         self._dial = dial
         self._subscriber_id = subscriber_id
+        self._policy = policy
         self._engine = engine
         self._metrics = metrics
         self._backoff = backoff
@@ -43,14 +45,23 @@ class Subscription:
         self._last_complaint = ""
 
     async def run(self) -> NoReturn:
-        """Never returns. Raises UserError if the learner refuses: another spec, protocol or token."""
-        spec = await self._engine.spec()
+        """Never returns. Raises UserError if the learner refuses, or if its first weights do not load.
+
+        Another spec than the learner's is the actor's mistake, and ends this only if there are weights.
+        """
         while True:
+            spec = await self._engine.spec()
             try:
                 await self._follow(spec)
                 reason = "it ended the subscription"
             except UnavailableError as error:
                 reason = str(error)
+            except SpecMismatchError as error:
+                if self._engine.policy_version >= 0:
+                    raise
+                self._complain(logging.WARNING, f"an actor brought another spec than the learner's: {error}")
+                self._engine.refuse_spec(str(error))
+                continue
             self._metrics.subscription_breaks.inc()
             self._complain(logging.INFO, f"no weights from the learner, dialling again: {reason}")
             await self._sleep(self._backoff.next_delay())
@@ -58,7 +69,7 @@ class Subscription:
     async def _follow(self, spec: EnvSpec) -> None:
         client = await self._dial()
         try:
-            snapshots = client.subscribe(self._subscriber_id, spec, self._engine.policy_version)
+            snapshots = client.subscribe(self._subscriber_id, spec, self._policy, self._engine.policy_version)
             async for snapshot in snapshots:
                 self._backoff.reset()
                 await self._install(snapshot)
@@ -72,6 +83,8 @@ class Subscription:
         except UserError as error:
             self._metrics.weight_errors.inc()
             kept = self._engine.policy_version
+            if kept < 0:
+                raise
             text = f"weights {snapshot.version} do not load, {kept} stay in use: {error}"
             self._complain(logging.ERROR, text, key=str(error))
             return

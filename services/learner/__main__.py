@@ -7,6 +7,7 @@ env spec that the first of them brings, and trains until a stop condition or a s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from services.learner.versions import VersionCounter
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
+from shoal.errors import UserError
 from shoal.metrics import start_metrics_server
 from shoal.records import EnvSpec
 from shoal.rpc.addresses import AddressBook
@@ -36,7 +38,7 @@ async def main(config: Config, context: ServiceContext) -> None:
     store = CheckpointStore(config.run.dir / "checkpoints", config.learner.keep_checkpoints)
     lock = await asyncio.to_thread(_take_run_dir, config.run.dir, store)
     versions = VersionCounter(config.run.dir / "policy_version")
-    publisher = WeightsPublisher(versions)
+    publisher = WeightsPublisher(versions, config.policy)
     metrics = LearnerMetrics(context.registry)
     listen = config.learner.listen
     server = RpcServer(listen.grpc, listen.health, config.security, config.limits, config.rpc)
@@ -60,10 +62,20 @@ async def main(config: Config, context: ServiceContext) -> None:
 
 def _take_run_dir(run_dir: Path, store: CheckpointStore) -> DirectoryLock:
     """Make sure that the run's directory is writable and ours alone. Raises UserError."""
-    store.prepare()
-    lock = DirectoryLock(run_dir)
-    clear_result(run_dir)
-    return lock
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # Before anything is cleared away: the temporary files of a running learner are not leftovers.
+        with contextlib.ExitStack() as stack:
+            lock = DirectoryLock(run_dir)
+            stack.callback(lock.release)
+            store.prepare()
+            clear_result(run_dir)
+            stack.pop_all()
+            return lock
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {error.filename}: {error.strerror}. Set run.dir to a writable directory"
+        ) from None
 
 
 async def _train(config: Config, context: ServiceContext, session: Any, parts: Any, spec: EnvSpec) -> None:

@@ -1,7 +1,7 @@
 """Checkpoints: directories that are either whole or not there.
 
     checkpoints/000007-step-1234/   tensors.safetensors   weights, optimiser, RNG
-                                    state.json            counters, spec and its hash, configuration
+                                    state.json            counters, spec (text and hash), configuration
                                     SHA256SUMS            of the two; `sha256sum -c` checks them by hand
 
 Everything is written under a temporary name and fsynced before the rename, so a kill leaves no torn one; what
@@ -15,17 +15,20 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from services.learner.files import TEMPORARY_PREFIX, sync_directory, write_synced
 from services.learner.progress import Progress
-from shoal.errors import CheckpointError, UserError
+from shoal.config.load import build_config
+from shoal.config.tree import PolicySection
+from shoal.errors import CheckpointError, ConfigError, UserError
 from shoal.records import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -50,7 +53,28 @@ class Checkpoint:
         if self.spec_hash != spec.hash():
             raise CheckpointError(
                 f"the checkpoints in {path} are of another environment: {self.spec}; this run's is "
-                f"{spec.describe()}. Use another run.dir, or learner.resume=false to start afresh"
+                f"{spec.describe()}: use another run.dir"
+            )
+
+    def check_policy(self, policy: PolicySection, path: Path) -> None:
+        """Weights of the same shapes can still mean another network: the activation is in no shape."""
+        try:
+            section = yaml.safe_load(self.config_yaml)["policy"]
+            saved = build_config({"policy": section}).policy.model_dump(mode="json")
+        except (yaml.YAMLError, KeyError, TypeError, ConfigError) as error:
+            raise CheckpointError(
+                f"cannot read the policy section that the checkpoints in {path} were made with: "
+                f"{' '.join(str(error).split())}: use another run.dir"
+            ) from None
+        differences = [
+            f"policy.{key} was {saved[key]} and is {value} now"
+            for key, value in policy.model_dump(mode="json").items()
+            if saved[key] != value
+        ]
+        if differences:
+            raise CheckpointError(
+                f"the checkpoints in {path} are of another policy: {'; '.join(differences)}: "
+                "use another run.dir"
             )
 
 
@@ -84,8 +108,6 @@ class CheckpointStore:
             "progress": progress,
             "spec": spec.describe(),
             "spec_hash": spec.hash(),
-            # Infinite bounds become texts: JSON has no number for them.
-            "spec_tree": json.loads(json.dumps(asdict(spec)), parse_constant=str),
             "config": config_yaml,
         }
         files = {_TENSORS: save(tensors), _STATE: json.dumps(state, indent=1).encode()}
@@ -123,8 +145,7 @@ class CheckpointStore:
             return found
         if problems:
             raise CheckpointError(
-                f"no usable checkpoint: {'; '.join(problems)}. Restore one, or set learner.resume=false "
-                "to start afresh"
+                f"no usable checkpoint: {'; '.join(problems)}: restore one, or use another run.dir"
             )
         return None
 

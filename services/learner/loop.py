@@ -86,11 +86,13 @@ class TrainingLoop:
         trainer = self._build_or_resume()
         # When the run would have begun without breaks.
         self._epoch = start - self._progress.seconds
-        saver = CheckpointSaver(self._store, self._spec, to_yaml(self._config), self._metrics)
+        saver = CheckpointSaver(
+            self._store, self._spec, to_yaml(self._config), self._metrics, self._progress.learner_steps
+        )
         try:
             self._publish(trainer)
             reason = self._train(trainer, saver)
-            self._save(trainer, saver)
+            self._save(trainer, saver, is_last=True)
         finally:
             saver.close()
         return self._result(reason)
@@ -100,17 +102,17 @@ class TrainingLoop:
         policy = build_policy(self._config.policy, self._spec).to(self._device)
         settings = self._config.algorithm
         trainer = Trainer(policy, self._algorithm, settings.learning_rate, settings.max_grad_norm)
-        checkpoint = self._store.newest() if self._config.learner.resume else None
+        checkpoint = self._store.newest()
         if checkpoint is None:
             log.info("starting afresh: %s on %s", self._spec.describe(), self._device)
             return trainer
         checkpoint.check_spec(self._spec, self._store.path)
+        checkpoint.check_policy(self._config.policy, self._store.path)
         try:
             trainer.load_state(checkpoint.tensors)
         except CheckpointError as error:
             raise CheckpointError(
-                f"the newest checkpoint in {self._store.path} holds {error}. Use another run.dir, or "
-                "learner.resume=false to start afresh"
+                f"the newest checkpoint in {self._store.path} holds {error}: use another run.dir"
             ) from None
         self._progress = checkpoint.progress
         self._versions.raise_above(self._progress.policy_version)
@@ -170,9 +172,9 @@ class TrainingLoop:
             self._progress.policy_version = self._versions.next()
             self._publisher.publish(self._progress.policy_version, weights)
 
-    def _save(self, trainer: Trainer, saver: CheckpointSaver) -> None:
+    def _save(self, trainer: Trainer, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
-        saver.save(trainer.state(), self._progress.to_json())
+        saver.save(trainer.state(), self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress

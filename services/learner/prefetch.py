@@ -2,7 +2,7 @@
 
 Coroutines on the event loop await items; threads of a pool decompress them (LZ4 releases the GIL) and pack
 them into the ring. A pool thread that finds no free slot waits there, and so nothing more is sampled: that is
-the back-pressure. Built and run by `__main__`.
+the back-pressure. Built and run by `session`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from services.learner.versions import VersionCounter
-from shoal.errors import SpecMismatchError, UnavailableError
+from shoal.clients.weights import policy_text
+from shoal.config.tree import PolicySection
+from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError
 from shoal.records import EnvSpec, WeightsSnapshot
 
 log = logging.getLogger(__name__)
@@ -25,8 +27,9 @@ INLINE_BYTES = 1 << 20
 class WeightsPublisher:
     """Create on the event loop."""
 
-    def __init__(self, versions: VersionCounter) -> None:
+    def __init__(self, versions: VersionCounter, policy: PolicySection) -> None:
         self._versions = versions
+        self._policy = policy_text(policy)
         self._loop = asyncio.get_running_loop()
         self._spec: asyncio.Future[EnvSpec] = self._loop.create_future()
         self._pending: tuple[int, dict[str, np.ndarray]] | None = None
@@ -39,13 +42,18 @@ class WeightsPublisher:
         """The run's spec, once a subscriber has brought it."""
         return await asyncio.shield(self._spec)
 
-    def accept(self, spec: EnvSpec, current_version: int) -> None:
+    def accept(self, spec: EnvSpec, policy: str, current_version: int) -> None:
         if self._closed:
             raise UnavailableError("the learner is stopping")
+        if policy != self._policy:
+            raise FailedPreconditionError(
+                f"the learner's policy section is {self._policy}; the subscriber's is {policy or 'missing'}: "
+                "use the same one everywhere"
+            )
         if self._spec.done() and self._spec.result() != spec:
             raise SpecMismatchError(
-                f"the run's environment is {self._spec.result().describe()}; this subscriber's is "
-                f"{spec.describe()}. All actors of a run need the same environment"
+                f"the run's environment is {self._spec.result().describe()}; this one is {spec.describe()}. "
+                "All actors of a run must use the same environment"
             )
         self._versions.raise_above(current_version)
         if not self._spec.done():

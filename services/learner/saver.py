@@ -1,7 +1,8 @@
 """Writes checkpoints in the background, one at a time, while training goes on.
 
 The training thread hands over copies; a thread of its own serialises, hashes and waits for the disk. A failed
-write is logged and counted, never raised: the next interval tries again.
+write is logged and counted, never raised: the next interval tries again, and after the last one the log says
+what is lost.
 """
 
 from __future__ import annotations
@@ -24,42 +25,54 @@ class CheckpointSaver:
     """One run's checkpoints, for one spec and configuration."""
 
     def __init__(
-        self, store: CheckpointStore, spec: EnvSpec, config_yaml: str, metrics: LearnerMetrics
+        self,
+        store: CheckpointStore,
+        spec: EnvSpec,
+        config_yaml: str,
+        metrics: LearnerMetrics,
+        saved_step: int,
     ) -> None:
+        """`saved_step` is the learner step that is already on the disk."""
         self._store = store
         self._spec = spec
         self._config_yaml = config_yaml
         self._metrics = metrics
+        self._saved_step = saved_step
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._running: Future[bool] | None = None
+        self._running: Future[None] | None = None
 
     @property
     def is_busy(self) -> bool:
         """The last one is still being written: the disk is slower than the interval."""
         return self._running is not None and not self._running.done()
 
-    def save(self, tensors: dict[str, np.ndarray], progress: dict[str, Any]) -> Future[bool]:
-        """Start writing what the caller will not change any more. The result says whether it worked."""
-        self._running = self._pool.submit(self._write, tensors, progress)
-        return self._running
+    def save(self, tensors: dict[str, np.ndarray], progress: dict[str, Any], is_last: bool = False) -> None:
+        """Start writing what the caller will not change any more."""
+        self._running = self._pool.submit(self._write, tensors, progress, is_last)
 
     def close(self) -> None:
         """Waits for what is being written."""
         self._pool.shutdown()
 
-    def _write(self, tensors: dict[str, np.ndarray], progress: dict[str, Any]) -> bool:
+    def _write(self, tensors: dict[str, np.ndarray], progress: dict[str, Any], is_last: bool) -> None:
         start = time.perf_counter()
         try:
             path = self._store.save(tensors, progress, self._spec, self._config_yaml)
-        except OSError as error:
+        except Exception as error:
+            # Nobody reads the future: what is not logged here would never be seen.
             self._metrics.checkpoints_failed.inc()
             log.error(
-                "cannot write a checkpoint to %s: %s; training goes on, the next interval tries again",
+                "cannot write the checkpoint of learner step %d to %s: %s; %s",
+                progress["learner_steps"],
                 self._store.path,
-                error.strerror,
+                error.strerror if isinstance(error, OSError) else repr(error),
+                f"what was learnt after step {self._saved_step} is lost"
+                if is_last
+                else "training goes on, the next interval tries again",
+                exc_info=not isinstance(error, OSError),
             )
-            return False
+            return
+        self._saved_step = progress["learner_steps"]
         self._metrics.checkpoints.inc()
         self._metrics.checkpoint_time.set_to_current_time()
         log.info("wrote checkpoint %s in %.0f ms", path, 1e3 * (time.perf_counter() - start))
-        return True

@@ -34,7 +34,7 @@ class WeightsServicer(pb_grpc.WeightsServiceServicer):
         self, request: pb.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
         check_protocol_version(request.protocol_version)
-        self._backend.accept(spec_from_proto(request.spec), request.current_version)
+        self._backend.accept(spec_from_proto(request.spec), request.policy, request.current_version)
         log.info("%s subscribes, has version %d", request.subscriber_id, request.current_version)
         version = request.current_version
         self._metrics.subscribers.inc()

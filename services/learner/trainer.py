@@ -17,6 +17,7 @@ from services.learner.optimiser import Adam, FlatParameters
 from shoal.algorithms.algorithm import Algorithm, Batch
 from shoal.errors import CheckpointError, NonFiniteError
 from shoal.policy.network import Policy
+from shoal.policy.weights import describe_differences
 
 _WEIGHTS, _EXP_AVG, _EXP_AVG_SQ = "policy/", "adam/exp_avg/", "adam/exp_avg_sq/"
 _NUM_STEPS, _RNG = "adam/num_steps", "rng/cpu"
@@ -69,12 +70,14 @@ class Trainer:
 
     def weights(self) -> Arrays:
         """A copy of all weights by name, to publish. Raises NonFiniteError."""
-        self._check_weights()
         parameters = self._flat.arrays(self._flat.data)
-        return {
-            name: parameters[name] if name in parameters else tensor.cpu().numpy().copy()
+        buffers = {
+            name: tensor.cpu().numpy().copy()
             for name, tensor in self._policy.state_dict().items()
+            if name not in parameters
         }
+        self._check_finite(buffers)
+        return parameters | buffers
 
     def state(self) -> Arrays:
         """A copy of everything that training goes on from. Raises NonFiniteError."""
@@ -88,21 +91,21 @@ class Trainer:
     @torch.no_grad()
     def load_state(self, state: Arrays) -> None:
         """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of another policy."""
-        differences = _differences(self.state(), state)
+        differences = describe_differences(self.state(), state)
         if differences:
-            more = len(differences) - _MAX_SHOWN
-            text = "; ".join(differences[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-            raise CheckpointError(f"another policy than the configured one: {text}")
+            raise CheckpointError(f"another policy than the configured one: {differences}")
         _load(_WEIGHTS, self._policy.state_dict(), state)
         _load(_EXP_AVG, self._flat.views(self._optimiser.exp_avg), state)
         _load(_EXP_AVG_SQ, self._flat.views(self._optimiser.exp_avg_sq), state)
         self._optimiser.num_steps = int(state[_NUM_STEPS])
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
 
-    def _check_weights(self) -> None:
-        if math.isfinite(torch.linalg.vector_norm(self._flat.data).item()):
+    def _check_finite(self, buffers: Arrays) -> None:
+        # One norm for all parameters; buffers are few and small.
+        norm = torch.linalg.vector_norm(self._flat.data).item()
+        if math.isfinite(norm) and all(np.isfinite(array).all() for array in buffers.values()):
             return
-        bad = [name for name, view in self._flat.views(self._flat.data).items() if not view.isfinite().all()]
+        bad = [name for name, tensor in self._policy.state_dict().items() if not tensor.isfinite().all()]
         raise NonFiniteError(
             f"NaN or infinity in the weights after learner step {self.num_steps}: "
             f"{', '.join(bad) or 'the norm overflows'}. They are not published. {_ADVICE}"
@@ -125,13 +128,3 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 def _load(prefix: str, tensors: dict[str, Tensor], state: Arrays) -> None:
     for name, tensor in tensors.items():
         tensor.copy_(torch.from_numpy(state[prefix + name]))
-
-
-def _differences(wanted: Arrays, found: Arrays) -> list[str]:
-    lines = [f"{name} is missing" for name in sorted(wanted.keys() - found.keys())]
-    lines += [f"{name} is unknown" for name in sorted(found.keys() - wanted.keys())]
-    for name in sorted(wanted.keys() & found.keys()):
-        ours, theirs = (f"{array.dtype}{list(array.shape)}" for array in (wanted[name], found[name]))
-        if ours != theirs:
-            lines.append(f"{name} is {theirs} instead of {ours}")
-    return lines

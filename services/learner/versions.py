@@ -2,8 +2,8 @@
 
 A file in the run directory holds a ceiling that no used version has reached (hi-lo). Versions below it are
 free to use without touching the disk; a restart goes on at the ceiling, so at most one block of numbers is
-skipped. `next` is called by the training thread, `raise_above` by the event loop; the next block is
-reserved in a thread of its own before the last one is used up, so that training does not wait for the disk.
+skipped. `next` is called by the training thread and waits for the disk once per block; `raise_above` is
+called by the event loop, once per subscription.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ _RETRY_S = 10.0
 class VersionCounter:
     """Hands out versions. The directory of `path` must exist."""
 
-    def __init__(self, path: Path, block: int = 256, clock: Clock = time.monotonic) -> None:
+    def __init__(self, path: Path, block: int = 4096, clock: Clock = time.monotonic) -> None:
         self._path = path
         self._block = block
         self._clock = clock
         self._lock = threading.Lock()
-        self._disk = threading.Lock()
         self._ceiling = self._read()
         self._next = self._ceiling
         self._not_before = clock()
@@ -42,13 +41,10 @@ class VersionCounter:
         """A version above all before it."""
         with self._lock:
             version = self._next
-            self._next += 1
-            left = self._ceiling - self._next
-        if left < 0:
-            self._reserve()
-        elif left < self._block // 2 and not self._disk.locked():
-            threading.Thread(target=self._reserve, name="versions", daemon=True).start()
-        return version
+            if version >= self._ceiling and self._clock() >= self._not_before:
+                self._reserve(version + self._block)
+            self._next = version + 1
+            return version
 
     def raise_above(self, version: int) -> None:
         """All further versions are above this one, which somebody already has."""
@@ -60,24 +56,15 @@ class VersionCounter:
         with self._lock:
             self._next = max(self._next, version + 1)
 
-    def _reserve(self) -> None:
-        """Returns when a new ceiling is on the disk."""
-        with self._disk:
-            with self._lock:
-                ceiling = self._next + self._block
-                if self._ceiling - self._next >= self._block // 2 or self._clock() < self._not_before:
-                    return
-            try:
-                replace_durably(self._path, f"{ceiling}\n".encode())
-            except OSError as error:
-                # Versions still rise in this life, and subscribers tell the next one what they have.
-                log.error(
-                    "cannot write %s: %s; versions may repeat after a crash", self._path, error.strerror
-                )
-                self._not_before = self._clock() + _RETRY_S
-                return
-            with self._lock:
-                self._ceiling = ceiling
+    def _reserve(self, ceiling: int) -> None:
+        """Returns when the new ceiling is on the disk, or has been found not to get there."""
+        try:
+            replace_durably(self._path, f"{ceiling}\n".encode())
+            self._ceiling = ceiling
+        except OSError as error:
+            # Versions still rise in this life, and subscribers tell the next one what they have.
+            log.error("cannot write %s: %s; versions may repeat after a crash", self._path, error.strerror)
+            self._not_before = self._clock() + _RETRY_S
 
     def _read(self) -> int:
         try:

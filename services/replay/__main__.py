@@ -11,7 +11,7 @@ from shoal.metrics import start_metrics_server
 from shoal.rpc.process import ServiceContext, run_service
 from shoal.rpc.server import RpcServer
 
-# Of rpc.drain_s, and at most a quarter of it: for streams to end after the last item went out.
+# Of rpc.drain_s, and at most a quarter of it: kept for items that were taken last to reach their sampler.
 CLOSING_S = 1.0
 
 
@@ -29,9 +29,8 @@ async def main(config: Config, context: ServiceContext) -> None:
         await context.announce(grpc=server.address, health=server.health_address, metrics=endpoint.address)
         await context.stopping.wait()
         server.set_serving(False)
-        closing_s = min(CLOSING_S, config.rpc.drain_s / 4)
-        await hand_over(shard, servicer, config.rpc.drain_s - closing_s)
-        await server.drain(closing_s)
+        await hand_over(shard, servicer, context.grace_s() - min(CLOSING_S, config.rpc.drain_s / 4))
+        await server.drain(context.grace_s())
     finally:
         endpoint.close()
 

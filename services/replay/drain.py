@@ -1,7 +1,8 @@
 """How a shard leaves: no more appends, then what is stored goes to the samplers, then the streams end.
 
 Called once by `__main__` after SIGTERM, on the event loop. A queue lives in memory, so what nobody samples
-before the time is up is lost; that is logged as a number.
+before the time is up is lost; that is logged as a number. Without a sampler it waits as well: the learner may
+be restarting.
 """
 
 from __future__ import annotations
@@ -14,23 +15,16 @@ from services.replay.shard import Shard
 
 log = logging.getLogger(__name__)
 
-# A learner that went as well will not come back for the rest.
-NO_SAMPLER_S = 1.0
 _POLL_S = 0.02
 
 
 async def hand_over(shard: Shard, servicer: ReplayServicer, timeout_s: float) -> int:
-    """Returns the number of items that nobody took."""
+    """Returns the number of items that nobody took. Those taken last may still be on their way out."""
     shard.stop_inserts()
     servicer.end_appends()
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    alone_since = loop.time()
-    while shard.num_items and loop.time() < deadline:
-        if servicer.num_sample_streams:
-            alone_since = loop.time()
-        elif loop.time() - alone_since >= NO_SAMPLER_S:
-            break
+    while shard.num_items and loop.time() < deadline:  # noqa: ASYNC110 - once in a life, not per item
         await asyncio.sleep(_POLL_S)
     shard.stop_samples()
     servicer.end_samples()

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from services.replay.tables import ITEM_OVERHEAD_BYTES, Insertion, Ledger
-from shoal.clients.replay import PrioritiesUpdated, TableStats
+from services.replay.tables import DRAINING, Insertion, Ledger
+from shoal.clients.replay import ITEM_OVERHEAD_BYTES, PrioritiesUpdated, TableStats
 from shoal.config.tree import QueueTable as QueueSettings
 from shoal.errors import FailedPreconditionError, LimitError, UnavailableError
 from shoal.metrics import Clock
@@ -65,7 +65,7 @@ class QueueTable:
                 f"({self._settings.max_bytes}): raise it or shorten the unrolls"
             )
         if self._inserts_stopped:
-            raise self._draining()
+            raise UnavailableError(DRAINING)
         if not self._inserters and self._has_room(size):
             self._store(insertion)
             return True
@@ -74,13 +74,13 @@ class QueueTable:
             if insertion.key is not None:
                 return True
             if self._inserts_stopped:
-                raise self._draining()
+                raise UnavailableError(DRAINING)
         self.ledger.num_insert_timeouts += 1
         return False
 
     async def sample(self, num_items: int, max_bytes: int, timeout_s: float) -> tuple[Item, ...]:
         if self._samples_stopped:
-            raise self._draining()
+            raise UnavailableError(DRAINING)
         if self._items and not self._samplers:
             return self._take(num_items, max_bytes)
         if timeout_s > 0:
@@ -96,7 +96,7 @@ class QueueTable:
                 self._samplers.remove(turn)
                 self._wake_sampler()
             if self._samples_stopped:
-                raise self._draining()
+                raise UnavailableError(DRAINING)
         self.ledger.num_sample_timeouts += 1
         return ()
 
@@ -187,9 +187,6 @@ class QueueTable:
     def _wake_sampler(self) -> None:
         if self._items and self._samplers:
             _finish(self._samplers[0])
-
-    def _draining(self) -> UnavailableError:
-        return UnavailableError(f"table {self._name!r} is draining: use another shard")
 
 
 async def _done_or_expired(future: asyncio.Future[None], timeout_s: float) -> None:

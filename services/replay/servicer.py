@@ -16,6 +16,7 @@ from prometheus_client import Gauge
 
 from services.replay.metrics import ReplayMetrics
 from services.replay.read_ahead import ReadAhead
+from services.replay.tables import DRAINING
 from shoal.clients.replay import Ack, Outcome, ReplayBackend, Sampled, TableStats
 from shoal.clients.replay_grpc import ACCEPTED_KEY
 from shoal.errors import InvalidArgumentError, UnavailableError
@@ -31,7 +32,6 @@ MAX_PENDING_BYTES = 4 << 20
 MAX_PENDING_SAMPLES = 1024
 
 _OUTCOMES = {outcome: pb.AppendResponse.Outcome.Value(f"OUTCOME_{outcome.name}") for outcome in Outcome}
-_DRAINING = "replay shard is draining: use another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
     def end_appends(self) -> None:
         """End every append stream as unavailable; what it has not answered yet is the client's to resend."""
         for reader in self._append_readers:
-            reader.fail(UnavailableError(_DRAINING))
+            reader.fail(UnavailableError(DRAINING))
 
     def end_samples(self) -> None:
         """End every sample stream as unavailable, after the answer that it may be writing."""
         for reader in self._sample_readers:
-            reader.fail(UnavailableError(_DRAINING))
+            reader.fail(UnavailableError(DRAINING))
 
     @property
     def num_sample_streams(self) -> int:

@@ -1,32 +1,42 @@
 """One shard: named tables, what may enter them, and what was there before.
 
 Called by the servicer and by the in-process client, on the event loop. Every payload is decoded once,
-completely and within the limits, before it is stored: a sampler never meets a bad item. Decoding happens on
-the loop, one payload after another, so it never takes more memory than one trajectory.
+completely and within the limits, before it is stored: a sampler can decode whatever it meets. The shard knows
+no spec, so which columns there are besides `first`, their types and their values are the sampler's to check.
+Decoding happens on the loop, one payload after another, so it never takes more memory than one trajectory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from services.replay.dedup import Claim, Dedup
 from services.replay.queue_table import QueueTable
-from services.replay.tables import ITEM_OVERHEAD_BYTES, Insertion, Table
-from shoal.clients.replay import Ack, Outcome, PrioritiesUpdated, Sampled, TableStats
+from services.replay.tables import DRAINING, Insertion, Table
+from shoal.clients.replay import (
+    RESPONSE_OVERHEAD_BYTES,
+    Ack,
+    Outcome,
+    PrioritiesUpdated,
+    Sampled,
+    TableStats,
+    max_item_bytes,
+)
 from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.errors import InvalidArgumentError, LimitError, NotFoundError, UnavailableError
 from shoal.metrics import Clock
 from shoal.records import Life
 from shoal.wire import decode_trajectory
 
+log = logging.getLogger(__name__)
+
 # The class of each kind of table in the configuration.
 TABLE_KINDS = {"queue": QueueTable}
 MAX_ID_CHARS = 128
-# What an answer to a sample holds besides its items.
-_RESPONSE_OVERHEAD_BYTES = 1024
 
 
 class Shard:
@@ -44,12 +54,12 @@ class Shard:
         }
         self._dedups = {name: make_dedup(settings.max_lives) for name in settings.tables}
         self._limits = limits
-        self._max_sample_bytes = limits.max_message_bytes - _RESPONSE_OVERHEAD_BYTES
+        self._max_sample_bytes = limits.max_message_bytes - RESPONSE_OVERHEAD_BYTES
         self._draining = False
 
     def check_append(self, life: Life, table: str) -> None:
         if self._draining:
-            raise UnavailableError("replay shard is draining: use another one")
+            raise UnavailableError(DRAINING)
         for name, value in (("actor_id", life.actor_id), ("run_id", life.run_id)):
             if not 1 <= len(value) <= MAX_ID_CHARS:
                 raise InvalidArgumentError(
@@ -132,14 +142,20 @@ class Shard:
 
     def _check(self, payload: bytes) -> None:
         """Raises InvalidArgumentError, or LimitError, for what must not be stored."""
-        # What is stored must fit into the answer that hands it out, identity included.
-        most = self._max_sample_bytes - ITEM_OVERHEAD_BYTES
+        most = max_item_bytes(self._limits.max_message_bytes)
         if len(payload) > most:
             raise LimitError(
                 f"item of {len(payload)} bytes is above the limit of {most} bytes "
                 "(limits.max_message_bytes less headers): raise it or shorten the unrolls"
             )
-        decode_trajectory(payload, self._limits)
+        try:
+            decode_trajectory(payload, self._limits)
+        except InvalidArgumentError:
+            raise
+        except Exception:
+            # Ending the stream would make the writer send the same item again, for ever.
+            log.exception("cannot check an item of %d bytes", len(payload))
+            raise InvalidArgumentError("internal error while checking, see the shard's log") from None
 
     def _table(self, name: str) -> Table:
         try:

@@ -13,8 +13,8 @@ from typing import Protocol
 from shoal.clients.replay import PrioritiesUpdated, TableStats
 from shoal.records import Item, Life
 
-# Reserved for an item's identity in a sample's answer, besides its payload: two ids of 128 characters.
-ITEM_OVERHEAD_BYTES = 2048
+# Why a shard that leaves refuses.
+DRAINING = "replay shard is draining: use another one"
 
 # Why items are refused: above a limit, or not what the protocol says.
 REJECT_REASONS = ("invalid", "limit")

@@ -45,16 +45,8 @@ class Algorithm(Protocol):
     """A loss with its hyperparameters. Holds no state."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def behaviour(self) -> tuple[ArraySpec, ...]:
         """Policy outputs, besides the action, that trajectories must carry."""
-        ...
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of every `LossOutput`."""
         ...
 
     def loss(self, policy: Policy, batch: Batch) -> LossOutput: ...

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome
 from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorWriter
 from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
-from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
+from shoal.errors import InvalidArgumentError, LimitError, ShoalError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
@@ -49,14 +49,15 @@ class GrpcInferenceClient:
         if not response.HasField("welcome"):
             call.cancel()
             raise InvalidArgumentError("the inference server answered a hello without a welcome")
-        return _GrpcActStream(call, _welcome_from_proto(response.welcome), self._max_bytes)
+        welcome = _welcome_from_proto(response.welcome)
+        return _GrpcActStream(call, welcome, ColumnsReader(self._max_bytes, welcome.outputs, hello.num_envs))
 
     async def close(self) -> None:
         await self._channel.close()
 
 
 class _GrpcActStream:
-    def __init__(self, call: Any, welcome: ActWelcome, max_bytes: int) -> None:
+    def __init__(self, call: Any, welcome: ActWelcome, outputs: ColumnsReader) -> None:
         self._call = call
         self._welcome = welcome
         self._num_steps = 0
@@ -66,7 +67,7 @@ class _GrpcActStream:
         self._step = self._request.step
         self._write_observation = ColumnsWriter(self._step.observation).write
         self._write_first = TensorWriter(self._step.first).write
-        self._read_outputs = ColumnsReader(max_bytes, len(welcome.outputs)).read
+        self._read_outputs = outputs.read
 
     @property
     def welcome(self) -> ActWelcome:
@@ -82,12 +83,22 @@ class _GrpcActStream:
         try:
             actions = (await _exchange(self._call, self._request)).actions
             if actions.step != number:
-                raise InvalidArgumentError(f"the server answered step {actions.step} instead of {number}")
-            return ActReply(actions.policy_version, self._read_outputs(actions.outputs))
+                raise UnavailableError(f"the server answered step {actions.step} instead of {number}")
+            return ActReply(actions.policy_version, self._outputs(actions))
         except BaseException:
             self._ended = True
             self._call.cancel()
             raise
+
+    def _outputs(self, actions: pb.ActActions) -> Columns:
+        try:
+            return self._read_outputs(actions.outputs)
+        except LimitError:
+            # The user's to mend: the limits here are below what the environments need.
+            raise
+        except InvalidArgumentError as error:
+            # Torn, or not what was announced: another stream or replica may do better.
+            raise UnavailableError(f"the server's reply is broken: {error}") from None
 
     async def close(self) -> None:
         self._ended = True

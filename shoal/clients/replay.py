@@ -19,6 +19,16 @@ from shoal.records import Item, Life
 # The writer keeps to it and the shard remembers as much, so that "below the window" means "acked before".
 SEQUENCE_WINDOW = 1 << 14
 
+# Reserved in the answer to a sample: for what it says of the table, and for each item's identity (two ids of
+# 128 characters) besides its payload.
+RESPONSE_OVERHEAD_BYTES = 1024
+ITEM_OVERHEAD_BYTES = 2048
+
+
+def max_item_bytes(max_message_bytes: int) -> int:
+    """The largest payload that is stored: it must fit into the answer that hands it out."""
+    return max_message_bytes - RESPONSE_OVERHEAD_BYTES - ITEM_OVERHEAD_BYTES
+
 
 class Outcome(Enum):
     """What became of an appended item."""

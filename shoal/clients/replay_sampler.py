@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from shoal.clients.replay import ReplayShardClient, SampleStream
 from shoal.config.tree import RpcSection
@@ -20,24 +19,11 @@ from shoal.sharding import Directory, Link, LinkSet
 
 # How long a shard without items keeps a request before it says so.
 SAMPLE_TIMEOUT_S = 2.0
-# A shard that does not even say so is given up: longer than the timeout.
-SILENT_AFTER_S = 6.0
+# A shard that does not even say so is given up. Long enough for the largest message on a slow link, of which
+# nothing shows here before it is complete; a dead connection is noticed earlier, by its keepalive.
+SILENT_AFTER_S = 60.0
 
 Connect = Callable[[Address], ReplayShardClient]
-
-
-@dataclass(slots=True)
-class SamplerStats:
-    """Plain counters, for metrics."""
-
-    num_items: int = 0
-    num_bytes: int = 0
-    # Requests that a shard answered with no item in time.
-    num_empty: int = 0
-    # Requests without an answer when a connection broke: an item may have been lost with each.
-    num_broken: int = 0
-    # Time that callers of `next` waited.
-    wait_s: float = 0.0
 
 
 class ReplaySampler:
@@ -46,7 +32,6 @@ class ReplaySampler:
     def __init__(
         self, directory: Directory, connect: Connect, table: str, prefetch_items: int, rpc: RpcSection
     ) -> None:
-        self.stats = SamplerStats()
         # In order of arrival, which is fair: no shard has more than its share here. None: see `_failure`.
         self._ready: asyncio.Queue[tuple[_SamplerLink, Item] | None] = asyncio.Queue()
         self._failure: BaseException | None = None
@@ -62,14 +47,6 @@ class ReplaySampler:
         """Begin to dial. From the event loop."""
         self._links.start()
 
-    @property
-    def num_ready(self) -> int:
-        return self._ready.qsize()
-
-    @property
-    def num_live_shards(self) -> int:
-        return sum(link.live for link in self._links)
-
     async def next(self) -> Item:
         """The next item, from whichever shard has one. Cancel at will: nothing is lost.
 
@@ -77,15 +54,7 @@ class ReplaySampler:
         """
         if self._failure is not None:
             raise self._failure
-        if self._ready.empty():
-            loop = asyncio.get_running_loop()
-            started = loop.time()
-            try:
-                taken = await self._ready.get()
-            finally:
-                self.stats.wait_s += loop.time() - started
-        else:
-            taken = self._ready.get_nowait()
+        taken = await self._ready.get()
         if taken is None:
             # For whoever else waits.
             self._ready.put_nowait(None)
@@ -93,8 +62,6 @@ class ReplaySampler:
             raise self._failure
         link, item = taken
         link.consumed()
-        self.stats.num_items += 1
-        self.stats.num_bytes += len(item.payload)
         return item
 
     async def close(self) -> None:
@@ -144,7 +111,6 @@ class _SamplerLink(Link):
         try:
             await self.both(self._receive(stream), self._request(stream))
         finally:
-            self._sampler.stats.num_broken += self._in_flight
             self._free += self._in_flight
             self._in_flight = 0
             self.heard(more=False)
@@ -177,5 +143,4 @@ class _SamplerLink(Link):
                 for item in sampled.items:
                     self._sampler.put(self, item)
             else:
-                self._sampler.stats.num_empty += 1
                 self.consumed()

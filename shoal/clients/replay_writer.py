@@ -2,8 +2,9 @@
 
 Used by actors, on their event loop. An item goes to the live shard with the fewest unacked bytes and stays
 with it: when the connection breaks, what is unacked is sent again in order, and the shard drops repeats.
-Only a shard that gives no sign for `failover_after_s` loses its items to the others; an item that it stored
-just before it fell silent is then stored twice, on two shards.
+Only a shard that gives no sign for `failover_after_s`, and for as long as its oldest item takes on a slow
+link, loses its items to the others; an item that it stored just before it fell silent is then stored twice,
+on two shards.
 """
 
 from __future__ import annotations
@@ -34,17 +35,11 @@ Connect = Callable[[Address], ReplayShardClient]
 class WriterStats:
     """What became of the items of this life; plain counters, for metrics."""
 
-    num_appended: int = 0
     num_acked: int = 0
-    # Of the acked ones: those that the shard had stored before a resend reached it.
-    num_duplicates: int = 0
     num_rejected: int = 0
     num_timed_out: int = 0
     num_resent: int = 0
     num_moved: int = 0
-    acked_bytes: int = 0
-    # Time that callers of `append` waited for room in the window.
-    wait_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -94,10 +89,6 @@ class ReplayWriter:
     def num_unacked(self) -> int:
         return len(self._unacked)
 
-    @property
-    def unacked_bytes(self) -> int:
-        return self._unacked_bytes
-
     async def append(self, payload: bytes) -> None:
         """Take over a serialised trajectory; waits while the window is full, in order of arrival.
 
@@ -109,15 +100,12 @@ class ReplayWriter:
         if not self._waiters and self._has_room(payload):
             self._accept(payload)
             return
-        loop = asyncio.get_running_loop()
-        accepted: asyncio.Future[None] = loop.create_future()
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiter = (payload, accepted)
         self._waiters.append(waiter)
-        started = loop.time()
         try:
             await accepted
         finally:
-            self.stats.wait_s += loop.time() - started
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 self._admit()
@@ -159,8 +147,6 @@ class ReplayWriter:
                 )
         else:
             self.stats.num_acked += 1
-            self.stats.acked_bytes += len(entry.payload)
-            self.stats.num_duplicates += ack.outcome is Outcome.DUPLICATE
         del self._unacked[entry.sequence]
         self._unacked_bytes -= len(entry.payload)
         self._admit()
@@ -186,8 +172,9 @@ class ReplayWriter:
             self.assign(entry)
 
     def move(self, link: _WriterLink) -> None:
-        """A shard is silent: the others get its items, if there is another."""
+        """A shard is silent: the others get its items. Without another it keeps them, for a new stream."""
         if not any(other.live and not other.leaving for other in self._links if other is not link):
+            link.break_off("it was silent for too long")
             return
         entries = link.surrender()
         log.warning(
@@ -215,7 +202,6 @@ class ReplayWriter:
         self._next_sequence += 1
         self._unacked[entry.sequence] = entry
         self._unacked_bytes += len(payload)
-        self.stats.num_appended += 1
         self.assign(entry)
 
     def _admit(self) -> None:
@@ -269,9 +255,19 @@ class _WriterLink(Link):
     def finished(self) -> bool:
         return self.leaving and not self._queue and not self._sent
 
+    @property
+    def bytes_due(self) -> int:
+        oldest = self._sent or self._queue
+        return len(oldest[0].payload) if oldest else 0
+
     def leave(self) -> None:
         super().leave()
         self._end_if_finished()
+
+    def rejoin(self) -> None:
+        super().rejoin()
+        if self.live:
+            self._writer.on_live()
 
     def load(self) -> tuple[bool, int]:
         """Less is better."""
@@ -306,6 +302,8 @@ class _WriterLink(Link):
         try:
             self._queue.extendleft(reversed(self._sent))
             self._sent.clear()
+            # That it accepts is a sign: it has its time again to answer for what it is sent now.
+            self.heard(more=bool(self._queue))
             self.established()
             self._writer.on_live()
             await self.both(self._receive(stream), self._send(stream))

@@ -7,14 +7,15 @@ or reader belongs to one stream and to the event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from crc32c import crc32c
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from shoal.errors import InvalidArgumentError
-from shoal.records import Columns
+from shoal.records import ArraySpec, Columns
 from shoal.v1 import tensor_pb2
 from shoal.wire import tensor_from_proto, tensor_to_proto
 
@@ -48,14 +49,17 @@ class TensorWriter:
             self._shape = None
         else:
             self._message.CopyFrom(tensor_to_proto(array, compress=False))
-            self._dtype, self._shape = array.dtype, array.shape
+            # Never big-endian: what is sent is not what such an array holds.
+            self._dtype, self._shape = np.dtype(array.dtype.name), array.shape
 
 
 class TensorReader:
     """Reads Tensor messages, most of which have the header of the one before."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, wanted: ArraySpec | None = None) -> None:
+        """With `wanted`, an array of another dtype or shape is refused."""
         self._max_bytes = max_bytes
+        self._wanted = wanted
         # Of the last raw tensor.
         self._header: tuple[int, int, list[int]] = (-1, -1, [])
         self._dtype = _UINT8
@@ -70,6 +74,11 @@ class TensorReader:
             if len(data) == num_bytes and crc32c(data) == message.crc32c and _fits(data, self._dtype):
                 return np.frombuffer(data, self._dtype).reshape(self._shape)
         array = tensor_from_proto(message, self._max_bytes)
+        wanted = self._wanted
+        if wanted is not None and (array.dtype != wanted.dtype or array.shape != wanted.shape):
+            raise InvalidArgumentError(
+                f"a tensor of {array.dtype}{list(array.shape)} instead of {wanted.describe()}"
+            )
         if raw:
             self._header = (message.dtype, message.raw_bytes, list(message.shape))
             self._dtype, self._shape = array.dtype, array.shape
@@ -92,33 +101,29 @@ class ColumnsWriter:
 
 
 class ColumnsReader:
-    """Reads a repeated NamedTensor field."""
+    """Reads a repeated NamedTensor field that holds one array [E, ...] for each of `specs`."""
 
-    def __init__(self, max_bytes: int, max_columns: int) -> None:
-        self._max_bytes = max_bytes
-        self._max_columns = max_columns
-        self._readers: dict[str, TensorReader] = {}
+    def __init__(self, max_bytes: int, specs: Sequence[ArraySpec], num_envs: int) -> None:
+        self._readers = {
+            spec.name: TensorReader(max_bytes, replace(spec, shape=(num_envs, *spec.shape))) for spec in specs
+        }
 
     def read(self, messages: Iterable[tensor_pb2.NamedTensor]) -> Columns:
         """Arrays by name, in the order sent. Raises InvalidArgumentError or LimitError."""
         columns: Columns = {}
         for message in messages:
             name = message.name
-            if name in columns:
-                raise InvalidArgumentError(f"column {name!r} appears twice")
-            columns[name] = self._reader(name).read(message.tensor)
+            reader = self._readers.get(name)
+            if reader is None or name in columns:
+                what = "unknown" if reader is None else "there twice"
+                raise InvalidArgumentError(f"column {name!r} is {what}: this stream has {self._names()}")
+            columns[name] = reader.read(message.tensor)
+        if len(columns) != len(self._readers):
+            raise InvalidArgumentError(f"columns {', '.join(columns)} only: this stream has {self._names()}")
         return columns
 
-    def _reader(self, name: str) -> TensorReader:
-        reader = self._readers.get(name)
-        if reader is None:
-            if len(self._readers) >= self._max_columns:
-                raise InvalidArgumentError(
-                    f"column {name!r} is one more than the {self._max_columns} of this stream: "
-                    f"{', '.join(self._readers)}"
-                )
-            reader = self._readers[name] = TensorReader(self._max_bytes)
-        return reader
+    def _names(self) -> str:
+        return ", ".join(self._readers)
 
 
 def _fits(data: bytes, dtype: np.dtype) -> bool:

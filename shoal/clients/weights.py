@@ -6,21 +6,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from shoal.config.tree import PolicySection
 from shoal.records import EnvSpec, WeightsSnapshot
+
+
+def policy_text(policy: PolicySection) -> str:
+    """The section in the one form that both ends compare: also equal shapes can be different networks."""
+    return json.dumps(policy.model_dump(mode="json"), sort_keys=True)
 
 
 class WeightsClient(Protocol):
     """One learner."""
 
     def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, current_version: int
+        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
     ) -> AsyncIterator[WeightsSnapshot]:
-        """Whole, checked snapshots with rising versions.
+        """Whole, checked snapshots with rising versions. `policy` is the subscriber's `policy_text`.
 
-        Raises UnavailableError on a break (subscribe again) or SpecMismatchError if refused.
+        Raises UnavailableError on a break (subscribe again), or a UserError if refused: SpecMismatchError
+        for another spec.
         """
         ...
 
@@ -30,8 +38,11 @@ class WeightsClient(Protocol):
 class WeightsBackend(Protocol):
     """What the learner's publisher offers to its servicer and to the in-process client."""
 
-    def accept(self, spec: EnvSpec, current_version: int) -> None:
-        """Takes the spec as the run's or compares it. Raises SpecMismatchError."""
+    def accept(self, spec: EnvSpec, policy: str, current_version: int) -> None:
+        """Compares the `policy_text`; takes the spec as the run's or compares it.
+
+        Raises FailedPreconditionError for another policy, SpecMismatchError for another spec.
+        """
         ...
 
     async def newer_than(self, version: int) -> WeightsSnapshot:

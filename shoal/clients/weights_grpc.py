@@ -34,13 +34,14 @@ class GrpcWeightsClient:
         self._max_bytes = limits.max_tensor_bytes
 
     async def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, current_version: int
+        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
     ) -> AsyncIterator[WeightsSnapshot]:
         request = pb.SubscribeRequest(
             protocol_version=PROTOCOL_VERSION,
             subscriber_id=subscriber_id,
             spec=spec_to_proto(spec),
             current_version=current_version,
+            policy=policy,
         )
         call = self._stub.Subscribe(request)
         assembler = SnapshotAssembler(current_version, self._max_bytes)

@@ -21,10 +21,10 @@ class InProcessWeightsClient:
         self._closed = asyncio.Event()
 
     async def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, current_version: int
+        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
     ) -> AsyncIterator[WeightsSnapshot]:
         self._check_open()
-        self._backend.accept(spec, current_version)
+        self._backend.accept(spec, policy, current_version)
         version = current_version
         while True:
             snapshot = await self._newer_than(version)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from shoal.config.section import Section
 
 
-class ImpalaConfig(BaseModel):
+class ImpalaConfig(Section):
     """IMPALA with V-trace (Espeholt et al. 2018)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     name: Literal["impala"] = Field("impala", description="The algorithm.")
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")

@@ -49,9 +49,22 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(tree, sort_keys=False)
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, except that a key that stands twice is an error instead of a silent choice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} stands twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> Tree:
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = _UniqueKeys(path.read_text()).get_single_data()
     except OSError as error:
         raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -123,7 +136,8 @@ def _explain_one(problem: Any) -> str:
     text = text[:1].lower() + text[1:]
     if not path:
         return f"config: {text}"
-    if problem["loc"][-1] == "token":
+    # Whatever stands in this section may be or hold a secret.
+    if problem["loc"][0] == "security":
         return f"config key {path!r}: {text}"
     received = repr(problem["input"])
     return f"config key {path!r}: {text} (got {received if len(received) <= 80 else received[:77] + '...'})"

@@ -7,17 +7,12 @@ Every field says what it is, with its unit; bounds are checked; unknown keys are
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from shoal.config.algorithms import ImpalaConfig
-
-
-class Section(BaseModel):
-    """A part of the tree: immutable, unknown keys refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+from shoal.config.section import Section
 
 
 class RunSection(Section):
@@ -25,7 +20,9 @@ class RunSection(Section):
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Name of the run.")
     dir: Path = Field(Path("runs/run"), description="Directory for checkpoints, logs and reports.")
-    seed: int = Field(1, ge=0, description="Seeds environments, the initial weights and action sampling.")
+    seed: int = Field(
+        1, ge=0, le=(1 << 32) - 1, description="Seeds environments, the initial weights and action sampling."
+    )
 
 
 class EnvSection(Section):
@@ -176,7 +173,6 @@ class LearnerSection(Section):
     )
     checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
     keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
-    resume: bool = Field(True, description="Go on from the newest checkpoint in the run directory.")
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )
@@ -185,7 +181,7 @@ class LearnerSection(Section):
 class PolicySection(Section):
     """The network."""
 
-    hidden_sizes: tuple[int, ...] = Field(
+    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 16)], ...] = Field(
         (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
@@ -236,8 +232,11 @@ class SecuritySection(Section):
 class LimitsSection(Section):
     """Bounds on what comes off a socket."""
 
-    max_message_bytes: int = Field(64 << 20, ge=1 << 16, le=1 << 31, description="One gRPC message.")
-    max_tensor_bytes: int = Field(256 << 20, ge=1 << 10, le=1 << 34, description="One decompressed tensor.")
+    # gRPC and LZ4 count bytes in 31 bits.
+    max_message_bytes: int = Field(64 << 20, ge=1 << 16, le=(1 << 31) - 1, description="One gRPC message.")
+    max_tensor_bytes: int = Field(
+        256 << 20, ge=1 << 10, le=(1 << 31) - 1, description="One decompressed tensor."
+    )
     max_trajectory_bytes: int = Field(
         512 << 20, ge=1 << 10, le=1 << 34, description="One decompressed trajectory."
     )

@@ -1,12 +1,14 @@
-"""Weights of a policy as bytes (safetensors) and back, for publishing, checkpoints and hot swaps.
+"""Weights from bytes (a safetensors file) into a policy, and what tells two sets of weights apart.
 
 Stateless. `load_policy_bytes` writes into the policy: no other thread may be using it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor, no_grad
 
@@ -16,12 +18,6 @@ from shoal.policy.network import Policy
 _MAX_SHOWN = 3
 
 
-def policy_to_bytes(policy: Policy) -> bytes:
-    """All weights as one safetensors file."""
-    # NumPy's writer: torch's looks for shared storage first, which takes longer than writing a small network.
-    return save({name: tensor.detach().cpu().numpy() for name, tensor in policy.state_dict().items()})
-
-
 def load_policy_bytes(policy: Policy, data: bytes) -> None:
     """All weights or none: names, shapes and dtypes are compared before the first one is written."""
     try:
@@ -29,27 +25,30 @@ def load_policy_bytes(policy: Policy, data: bytes) -> None:
     except (SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{len(data)} bytes of weights are not a safetensors file: {error}") from error
     wanted = policy.state_dict()
-    differences = _differences(wanted, found)
+    differences = describe_differences(wanted, found)
     if differences:
-        more = len(differences) - _MAX_SHOWN
-        text = "; ".join(differences[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
         raise UserError(
-            f"weights of another policy: {text}. Use the same `policy` section and environment everywhere"
+            f"weights of another policy: {differences}. "
+            "Use the same `policy` section and environment everywhere"
         )
     with no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(found[name])
 
 
-def _differences(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> list[str]:
+def describe_differences(
+    wanted: Mapping[str, Tensor | np.ndarray], found: Mapping[str, Tensor | np.ndarray]
+) -> str:
+    """The first few names, shapes and dtypes that differ; empty if none does."""
     lines = [f"{name} is missing" for name in wanted if name not in found]
     lines += [f"{name} is not a weight of this policy" for name in sorted(found) if name not in wanted]
     for name in wanted.keys() & found.keys():
-        ours, theirs = wanted[name], found[name]
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            lines.append(f"{name} is {_describe(theirs)} instead of {_describe(ours)}")
-    return sorted(lines)
+        ours, theirs = _describe(wanted[name]), _describe(found[name])
+        if ours != theirs:
+            lines.append(f"{name} is {theirs} instead of {ours}")
+    more = len(lines) - _MAX_SHOWN
+    return "; ".join(sorted(lines)[:_MAX_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _describe(tensor: Tensor) -> str:
+def _describe(tensor: Tensor | np.ndarray) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

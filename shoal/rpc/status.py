@@ -157,7 +157,7 @@ class StatusInterceptor(HandlerInterceptor):
                         raise asyncio.CancelledError from None
                     # The peer learns nothing of our insides; the log has it all.
                     log.exception("%s failed unexpectedly", method)
-                    await context.abort(grpc.StatusCode.INTERNAL, "internal error, see the server's log")
+                    await _end(context, grpc.StatusCode.INTERNAL, "internal error, see the server's log")
 
             return run
 
@@ -169,7 +169,17 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: ShoalError) 
     text = str(error)
     limit = MAX_ASCII_DETAILS if text.isascii() else MAX_OTHER_DETAILS
     shown = text if len(text) <= limit else text[: limit - 3] + "..."
-    await context.abort(to_status(error), shown, ((ERROR_KEY, type(error).__name__),))
+    await _end(context, to_status(error), shown, (ERROR_KEY, type(error).__name__))
+
+
+async def _end(context: Any, code: grpc.StatusCode, details: str, *metadata: tuple[str, str]) -> None:
+    try:
+        await context.abort(code, details, metadata)
+    except grpc.aio.AbortError:
+        raise
+    except grpc.aio.BaseError:
+        # Cut in the middle of a write, after which gRPC takes no status, or the client is gone.
+        raise asyncio.CancelledError from None
 
 
 def _code_of(cls: type[ShoalError]) -> grpc.StatusCode:

@@ -71,7 +71,8 @@ class ReplayServiceServicer:
         Flow control: an insert into a full queue waits up to the item's timeout and is then answered
         TIMED_OUT; the client bounds the bytes that it has in flight.
         Status: INVALID_ARGUMENT for a malformed message; FAILED_PRECONDITION for another protocol
-        version; NOT_FOUND for an unknown table; UNAUTHENTICATED; UNAVAILABLE while draining.
+        version; NOT_FOUND for an unknown table; RESOURCE_EXHAUSTED for a message above the limit;
+        UNAUTHENTICATED; UNAVAILABLE while draining.
         An item that breaks a rule is answered REJECTED with the reason; the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

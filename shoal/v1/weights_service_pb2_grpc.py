@@ -49,14 +49,16 @@ class WeightsServiceServicer:
     def Subscribe(self, request, context):
         """Sends the newest weights at once if they are newer than `current_version`, then each newer
         version as it is published, until the client leaves. A subscriber that is slower than the
-        learner gets the newest version next and never sees those between.
+        learner gets the newest version next and, apart from what is already on its way, never sees
+        those between.
 
-        The first subscriber's spec is the run's; another one is refused with both specs.
+        The first subscriber's spec is the run's; another one is refused with both specs. So is
+        another `policy` section than the learner's.
         The learner's next version is always above `current_version`: versions never go back.
 
         Each version comes as chunks of at most 1 MiB in order of offset, versions one after another.
         A client assembles all chunks, checks the SHA-256 and then swaps the weights as a whole.
-        Status: FAILED_PRECONDITION for another protocol version or spec; UNAUTHENTICATED;
+        Status: FAILED_PRECONDITION for another protocol version, spec or policy; UNAUTHENTICATED;
         UNAVAILABLE while draining. After a break subscribe again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -23,7 +23,7 @@ from services.inference.subscription import Subscription
 from services.learner.metrics import LearnerMetrics
 from services.learner.servicer import WeightsServicer
 from shoal.clients.inference_grpc import GrpcInferenceClient
-from shoal.clients.weights import WeightsBackend, WeightsClient
+from shoal.clients.weights import WeightsBackend, WeightsClient, policy_text
 from shoal.clients.weights_local import InProcessWeightsClient
 from shoal.config.tree import InferenceSection, LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.rpc.addresses import Address
@@ -83,7 +83,7 @@ async def served(
     async def dial() -> WeightsClient:
         return InProcessWeightsClient(learner)
 
-    subscription = Subscription(dial, section.id, engine, metrics, Backoff(max_s=0.1))
+    subscription = Subscription(dial, section.id, policy_text(policy), engine, metrics, Backoff(max_s=0.1))
     await server.start()
     engine.start()
     following = asyncio.ensure_future(subscription.run())

@@ -19,8 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load
 
 from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.errors import UnavailableError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
 from shoal.rpc.addresses import Address
@@ -135,6 +136,7 @@ class Rig:
         self.versions: list[int] = []
         self.weights: dict[str, np.ndarray] = {}
         self.spec = SPEC
+        self.policy = policy_text(PolicySection(**tree["policy"]))
         self._sequence = 0
 
     async def append(self, *payloads: bytes) -> None:
@@ -161,7 +163,7 @@ class Rig:
             client = GrpcWeightsClient(Address(self.learner_address), SECURITY, LIMITS, RPC)
             try:
                 current = self.versions[-1] if self.versions else -1
-                async for snapshot in client.subscribe("inference-1", self.spec, current):
+                async for snapshot in client.subscribe("inference-1", self.spec, self.policy, current):
                     self.weights = load(snapshot.data)
                     assert all(np.isfinite(array).all() for array in self.weights.values())
                     self.versions.append(snapshot.version)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from shoal.clients.inference import ActHello, ActReply, ActStream, InferenceClient
 from shoal.clients.inference_local import InProcessInferenceClient
@@ -23,11 +24,11 @@ from shoal.errors import (
     UserError,
 )
 from shoal.policy.network import build_policy
-from shoal.policy.weights import policy_to_bytes
 from shoal.records import ArraySpec, Columns, DiscreteAction, EnvSpec, Life, WeightsSnapshot
 from tests.service.inference_server import Served, served, socket_directory
 from tests.unit.inference.tracer import (
     OTHER_SPEC,
+    POLICY,
     SPEC,
     WeightsSource,
     assert_consistent,
@@ -59,7 +60,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     @asynccontextmanager
     async def world(weights: bool, spec: EnvSpec, **settings: Any) -> AsyncIterator[World]:
-        learner = WeightsSource(spec)
+        learner = WeightsSource(spec, settings.get("policy", POLICY))
         if weights:
             learner.publish(snapshot(0))
         with socket_directory() as directory:
@@ -158,6 +159,22 @@ def test_another_spec_is_refused_with_both_shown(run: Run) -> None:
         assert_consistent(await stream.act(*step()))
 
     run(scenario)
+
+
+def test_the_first_actors_spec_counts_only_once_the_learner_has_confirmed_it(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(SpecMismatchError) as refused:
+            await world.client.open(hello(spec=OTHER_SPEC))
+        assert SPEC.describe() in str(refused.value)
+        assert OTHER_SPEC.describe() in str(refused.value)
+        opening = asyncio.ensure_future(world.client.open(hello()))
+        assert await world.server.engine.spec() == SPEC
+        with pytest.raises(UnavailableError, match="not settled yet: retry"):
+            await world.client.open(hello(spec=OTHER_SPEC))
+        world.learner.publish(snapshot(0))
+        assert_consistent(await (await opening).act(*step()))
+
+    run(scenario, weights=False)
 
 
 def test_a_group_that_no_batch_holds_is_refused(run: Run) -> None:
@@ -293,7 +310,7 @@ def test_frames_categories_and_numbers_arrive_as_they_were_sent(run: Run) -> Non
     num_envs = 4
 
     async def scenario(world: World) -> None:
-        world.learner.publish(WeightsSnapshot.of(1, policy_to_bytes(policy)))
+        world.learner.publish(WeightsSnapshot.of(1, save(policy.state_dict())))
         stream = await world.client.open(ActHello(Life("a", "r"), MIXED, num_envs, greedy=True))
         for round_number in range(4):
             frames = random.integers(0, 256, (num_envs, 84, 84, 2), np.uint8)

@@ -13,20 +13,38 @@ from typing import Any, NoReturn
 
 import pytest
 
+from services.learner.publisher import WeightsPublisher
+from services.learner.versions import VersionCounter
 from shoal.clients.inference import ActStream
 from shoal.clients.inference_grpc import GrpcInferenceClient
-from shoal.errors import UnavailableError
+from shoal.clients.weights import WeightsBackend, policy_text
+from shoal.errors import SpecMismatchError, UnavailableError
 from tests.service.inference_server import ROOT, InferenceProcess, socket_directory, weights_server
-from tests.unit.inference.tracer import OTHER_SPEC, WeightsSource, assert_consistent, hello, snapshot, step
+from tests.unit.inference.tracer import (
+    OTHER_SPEC,
+    POLICY,
+    SPEC,
+    WeightsSource,
+    assert_consistent,
+    hello,
+    snapshot,
+    step,
+    tensors,
+)
 
-Scenario = Callable[[InferenceProcess, WeightsSource], Coroutine[Any, Any, None]]
+Scenario = Callable[[InferenceProcess, Any], Coroutine[Any, Any, None]]
 
 
-def run(scenario: Scenario, *settings: str, learner: WeightsSource | None = None) -> str:
-    """Runs the scenario with a started server; returns the server's log."""
+def publisher(directory: Path) -> WeightsPublisher:
+    """A real learner's."""
+    return WeightsPublisher(VersionCounter(directory / "versions"), POLICY)
+
+
+def run(scenario: Scenario, *settings: str, learner: Callable[[], WeightsBackend] = WeightsSource) -> str:
+    """Runs the scenario with a started server and a learner made on the loop; returns the server's log."""
 
     async def main() -> str:
-        source = learner or WeightsSource()
+        source = learner()
         with socket_directory() as directory:
             async with asyncio.timeout(100), weights_server(directory, source) as address:
                 inference = InferenceProcess(directory, address, "replica-0", *settings)
@@ -97,19 +115,41 @@ def test_after_a_kill_clients_are_told_and_a_restart_goes_on_with_the_newest_wei
     run(scenario)
 
 
-def test_a_learner_of_another_spec_ends_it_with_one_line() -> None:
-    async def scenario(inference: InferenceProcess, learner: WeightsSource) -> None:
+def test_an_actor_of_another_spec_is_told_and_the_next_one_is_served(tmp_path: Path) -> None:
+    async def scenario(inference: InferenceProcess, learner: WeightsPublisher) -> None:
+        learner.accept(SPEC, policy_text(POLICY), -1)
+        learner.publish(0, {name: tensor.numpy() for name, tensor in tensors(0).items()})
+        client = inference.client()
+        for _ in range(2):
+            with pytest.raises(SpecMismatchError) as refused:
+                await client.open(hello(spec=OTHER_SPEC))
+            assert SPEC.describe() in str(refused.value)
+            assert OTHER_SPEC.describe() in str(refused.value)
+        stream = await client.open(hello())
+        assert_consistent(await stream.act(*step()))
+        with pytest.raises(SpecMismatchError):
+            await client.open(hello(spec=OTHER_SPEC))
+        assert_consistent(await stream.act(*step()))
+        await client.close()
+
+    log = run(scenario, learner=lambda: publisher(tmp_path))
+    assert "Traceback" not in log
+
+
+def test_another_policy_section_ends_it_with_one_line(tmp_path: Path) -> None:
+    """Weights of another activation would load, and act badly."""
+
+    async def scenario(inference: InferenceProcess, learner: WeightsPublisher) -> None:
         client = inference.client()
         with pytest.raises(UnavailableError):
             await client.open(hello())
         assert await inference.exit_code() == 2
         await client.close()
 
-    log = run(scenario, learner=WeightsSource(OTHER_SPEC))
-    errors = [line for line in log.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert "Other-v0" in errors[0]
-    assert "Tracer-v0" in errors[0]
+    log = run(scenario, "policy.activation=relu", learner=lambda: publisher(tmp_path))
+    (error,) = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert policy_text(POLICY) in error
+    assert '"activation": "relu"' in error
     assert "Traceback" not in log
 
 

@@ -11,9 +11,11 @@ import grpc
 import numpy as np
 import pytest
 
+from services.inference import servicer
+from shoal.clients.stream_tensors import ColumnsWriter
 from shoal.config.tree import InferenceSection, SecuritySection
 from shoal.errors import UnauthenticatedError, UnavailableError
-from shoal.records import PROTOCOL_VERSION
+from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.v1 import inference_service_pb2 as pb
 from shoal.wire import spec_to_proto, tensor_to_proto
 from tests.service.inference_server import Served, served, socket_directory
@@ -136,14 +138,15 @@ def test_a_wrong_first_message_is_refused(message: Any, code: grpc.StatusCode, t
         (b"\x12\x05abc", "no valid protocol buffer"),
         (changed(good_step(), lambda m: setattr(m.step.first, "crc32c", 1)), "CRC32C"),
         (changed(good_step(), lambda m: m.step.ClearField("first")), "dtype"),
-        (changed(good_step(), lambda m: m.step.observation.add(name="more")), "one more than the 1"),
+        (changed(good_step(), lambda m: m.step.observation.add(name="more")), "'more' is unknown"),
+        (changed(good_step(), lambda m: m.step.ClearField("observation")), "this stream has observation"),
         (
             changed(good_step(), lambda m: m.step.observation[0].tensor.shape.__setitem__(0, 1 << 62)),
             "above the limit",
         ),
         (
             changed(good_step(), lambda m: setattr(m.step.observation[0], "name", "other")),
-            "one more than the 1 of this stream: observation",
+            "'other' is unknown: this stream has observation",
         ),
     ],
 )
@@ -160,8 +163,49 @@ def test_a_wrong_step_ends_its_stream_only(message: Any, text: str) -> None:
             code, details = await refusal(call)
             assert code is grpc.StatusCode.INVALID_ARGUMENT
             assert text in details
+        assert server.value("refused_total") == (text not in ("expected a step", "no valid protocol buffer"))
         assert_consistent(await neighbour.act(*step()))
         await until(lambda: server.value("sessions") == 1)
+        await client.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "text"),
+    [
+        (lambda outputs: setattr(outputs[0].tensor, "crc32c", outputs[0].tensor.crc32c ^ 1), "CRC32C"),
+        (lambda outputs: outputs.pop(), "columns action only"),
+        (lambda outputs: setattr(outputs[1], "name", "value"), "'value' is unknown"),
+        (
+            lambda outputs: outputs[1].tensor.CopyFrom(tensor_to_proto(np.zeros(2, "f4"), compress=False)),
+            r"float32\[2\] instead of log_prob float32\[3\]",
+        ),
+    ],
+)
+def test_a_broken_reply_ends_the_stream_and_not_the_actor(
+    monkeypatch: pytest.MonkeyPatch, tamper: Callable[[Any], object], text: str
+) -> None:
+    class BrokenNetwork(ColumnsWriter):
+        broken = False
+
+        def write(self, columns: Columns) -> None:
+            super().write(columns)
+            if self.broken:
+                tamper(self._field)
+
+    monkeypatch.setattr(servicer, "ColumnsWriter", BrokenNetwork)
+
+    async def scenario(server: Served, _: WeightsSource) -> None:
+        client = server.client()
+        stream = await client.open(hello())
+        await stream.act(*step())
+        BrokenNetwork.broken = True
+        with pytest.raises(UnavailableError, match=f"the server's reply is broken: .*{text}"):
+            await stream.act(*step())
+        await until(lambda: server.value("sessions") == 0)
+        BrokenNetwork.broken = False
+        assert_consistent(await (await client.open(hello())).act(*step()))
         await client.close()
 
     run(scenario)
@@ -214,7 +258,7 @@ def test_a_drain_ends_idle_streams_at_once_and_others_after_their_reply() -> Non
         await idle.act(*step())
         # Nothing runs before 6 rows wait or a second has passed: the drain finds this step in flight.
         acting = asyncio.ensure_future(busy.act(*step()))
-        await until(lambda: server.engine.num_waiting == 1)
+        await until(lambda: any(session.waiter for session in server.engine._sessions.values()))
         server.engine.drain()
         await server.servicer.drain()
         # gRPC may hide the server's reason if the write and the end of the stream cross.

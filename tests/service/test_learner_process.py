@@ -221,6 +221,20 @@ def test_a_checkpoint_of_another_environment(tmp_path: Path) -> None:
     run(body())
 
 
+def test_a_checkpoint_of_another_activation(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with rig(tmp_path / "run", stop={"steps": TRANSITIONS}) as made:
+            await made.learner.start()
+            await made.append(payload())
+            assert await made.exited(made.learner) == 0
+        async with rig(tmp_path / "run", policy={"activation": "relu"}) as made:
+            text = await refusal(made)
+            assert text.endswith("policy.activation was tanh and is relu now: use another run.dir")
+            assert not made.versions
+
+    run(body())
+
+
 def test_one_learner_per_run_directory(tmp_path: Path) -> None:
     async def body() -> None:
         async with rig(tmp_path / "run") as made:

@@ -24,6 +24,7 @@ def test_endpoint_serves_what_is_registered_and_names_a_taken_port() -> None:
         server.close()
 
 
-def test_an_address_without_a_port_is_refused() -> None:
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70000"])
+def test_an_address_without_a_usable_port_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
-        start_metrics_server("localhost", CollectorRegistry())
+        start_metrics_server(address, CollectorRegistry())

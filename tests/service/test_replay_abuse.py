@@ -59,6 +59,7 @@ def trajectory(
     return trajectory_pb2.Trajectory(columns=[first, *columns]).SerializeToString()
 
 
+GOOD = payload(rows=2, envs=1)
 HONEST = lz4.block.compress(bytes(2 * MIB), store_size=False)
 HOSTILE = {
     "claims 2 GiB": trajectory(HONEST, (2, 1, 1 << 30)),
@@ -102,6 +103,12 @@ HOSTILE = {
             for column in trajectory_pb2.Trajectory.FromString(payload(rows=2, envs=1)).columns
         ]
     ).SerializeToString(),
+    "a million empty episodes": GOOD + b"\x12\x00" * 1_000_000,
+    "more episodes than steps": GOOD
+    + trajectory_pb2.Trajectory(episodes=[trajectory_pb2.Episode(num_steps=1)] * 50_000).SerializeToString(),
+    "a million empty columns": GOOD + b"\x0a\x00" * 1_000_000,
+    "a million fields of no release": GOOD + b"\x78\x00" * 1_000_000,
+    "a million dimensions": trajectory(HONEST, (2, *[1] * 1_000_000)),
     "no columns": trajectory_pb2.Trajectory().SerializeToString(),
     "no message": b"\xff" * 100,
     "nothing": b"",

@@ -225,11 +225,26 @@ def test_a_drain_hands_over_what_is_stored_and_then_ends_the_streams(tmp_path: P
     run(test)
 
 
-def test_a_drain_does_not_wait_for_samplers_that_are_gone(tmp_path: Path) -> None:
+def test_a_drain_waits_for_a_sampler_that_may_come_back(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path) as server:
             await assert_serves(server)
-            assert await hand_over(server.shard, server.servicer, 3600.0) == 1
+            draining = asyncio.ensure_future(hand_over(server.shard, server.servicer, 3600.0))
+            client = server.client()
+            sample = await client.open_sample("train")
+            await sample.request(1)
+            assert len((await sample.receive()).items) == 1
+            assert await draining == 0
+            await client.close()
+
+    run(test)
+
+
+def test_a_drain_ends_in_time_without_a_sampler(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with served(tmp_path) as server:
+            await assert_serves(server)
+            assert await hand_over(server.shard, server.servicer, 0.1) == 1
 
     run(test)
 

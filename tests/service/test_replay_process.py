@@ -93,6 +93,68 @@ def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_items_that_were_taken_last_reach_a_slow_sampler_after_sigterm(tmp_path: Path) -> None:
+    """The queue is empty at once, but not the way to the sampler: the drain has time for that, too."""
+
+    async def main() -> None:
+        shard = ShardProcess(tmp_path, "a", "rpc.drain_s=8")
+        async with asyncio.timeout(60), shard_processes(shard):
+            client = shard.client()
+            append, sample = await client.open_append(LIFE, "train"), await client.open_sample("train")
+            # Far more than a connection holds under way while nobody reads.
+            items = [payload(number, rows=2, envs=1000, width=2000) for number in range(2)]
+            for sequence, item in enumerate(items):
+                await append.send(sequence, item)
+                assert (await append.receive()).outcome is Outcome.STORED
+            for _ in items:
+                await sample.request(1)
+
+            async def first_taken() -> bool:
+                return (await client.stats())[0].num_items <= 1
+
+            await until(first_taken)
+            stopped = asyncio.ensure_future(shard.terminate())
+            assert (await sample.receive()).items[0].payload == items[0]
+            await until(lambda: _logged(shard, "draining"))
+            # Longer than what is kept for closing, and not yet what is allowed in all.
+            await asyncio.sleep(2.0)
+            assert (await sample.receive()).items[0].payload == items[1]
+            assert await stopped == 0
+            assert "lost" not in shard.log
+            assert "Traceback" not in shard.log
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_sampler_that_never_reads_is_cut_without_a_traceback(tmp_path: Path) -> None:
+    """The handler is in the middle of a write, where gRPC takes no status."""
+
+    async def main() -> None:
+        shard = ShardProcess(tmp_path, "a", "rpc.drain_s=1")
+        async with asyncio.timeout(60), shard_processes(shard):
+            client = shard.client()
+            append, sample = await client.open_append(LIFE, "train"), await client.open_sample("train")
+            await append.send(0, payload(rows=2, envs=1000, width=2000))
+            assert (await append.receive()).outcome is Outcome.STORED
+            await sample.request(1)
+
+            async def taken() -> bool:
+                return (await client.stats())[0].num_items == 0
+
+            await until(taken)
+            assert await shard.terminate() == 0, shard.log
+            assert "cut 1 calls" in shard.log
+            assert " ERROR " not in shard.log
+            await client.close()
+
+    asyncio.run(main())
+
+
+async def _logged(shard: ShardProcess, text: str) -> bool:
+    return text in shard.log
+
+
 def test_an_address_that_is_taken_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     async def main() -> None:
         shard = ShardProcess(tmp_path, "a", "replay.listen.grpc=127.0.0.1:0")

@@ -215,7 +215,7 @@ def test_messages_above_the_limit_are_refused_and_the_next_is_served() -> None:
                 assert await method(channel, "Unary")(b"x") == b"x"
             await server.drain(0)
             # The largest limit that the configuration allows does not overflow gRPC's options.
-            largest = LimitsSection(max_message_bytes=1 << 31)
+            largest = LimitsSection(max_message_bytes=(1 << 31) - 1)
             channel = open_channel(await resolve_one(default.address), OPEN, largest, RPC)
             big = b"x" * (8 << 20)
             assert await method(channel, "Unary")(big) == big

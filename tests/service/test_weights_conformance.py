@@ -18,17 +18,18 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.servicer import CHUNK_BYTES, WeightsServicer
 from services.learner.versions import VersionCounter
-from shoal.clients.weights import WeightsClient
+from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.clients.weights_local import InProcessWeightsClient
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
-from shoal.errors import InvalidArgumentError, SpecMismatchError, UnavailableError
+from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.errors import FailedPreconditionError, InvalidArgumentError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
 from shoal.rpc.addresses import AddressBook
 from shoal.rpc.server import RpcServer
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 OTHER = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (4,)),), DiscreteAction(2))
+POLICY = policy_text(PolicySection())
 SECURITY, LIMITS, RPC = SecuritySection(), LimitsSection(), RpcSection()
 
 DEADLINE_S = 30.0
@@ -53,7 +54,7 @@ class Rig:
 @asynccontextmanager
 async def grpc_rig(tmp_path: Path) -> AsyncIterator[Rig]:
     versions = VersionCounter(tmp_path / "v")
-    publisher = WeightsPublisher(versions)
+    publisher = WeightsPublisher(versions, PolicySection())
     registry = CollectorRegistry()
     server = RpcServer("127.0.0.1:0", "", SECURITY, LIMITS, RPC)
     WeightsServicer(publisher, LearnerMetrics(registry)).add_to(server)
@@ -73,7 +74,7 @@ async def grpc_rig(tmp_path: Path) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def local_rig(tmp_path: Path) -> AsyncIterator[Rig]:
     versions = VersionCounter(tmp_path / "v")
-    publisher = WeightsPublisher(versions)
+    publisher = WeightsPublisher(versions, PolicySection())
     client = InProcessWeightsClient(publisher)
     try:
         yield Rig(publisher, versions, client)
@@ -100,8 +101,10 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Body], None
 Run = Callable[[Body], None]
 
 
-async def follow(rig: Rig, current_version: int = -1, spec: EnvSpec = SPEC) -> AsyncIterator[WeightsSnapshot]:
-    async for snapshot in rig.client.subscribe("inference-1", spec, current_version):
+async def follow(
+    rig: Rig, current_version: int = -1, spec: EnvSpec = SPEC, policy: str = POLICY
+) -> AsyncIterator[WeightsSnapshot]:
+    async for snapshot in rig.client.subscribe("inference-1", spec, policy, current_version):
         assert hashlib.sha256(snapshot.data).digest() == snapshot.sha256
         (array,) = load(snapshot.data).values()
         assert (array == snapshot.version).all()
@@ -208,6 +211,20 @@ def test_another_spec_is_refused_with_both(run: Run) -> None:
             await anext(follow(rig, spec=OTHER))
         assert SPEC.describe() in str(caught.value)
         assert OTHER.describe() in str(caught.value)
+
+    run(body)
+
+
+@pytest.mark.parametrize("section", [PolicySection(hidden_sizes=(8,)), PolicySection(activation="relu")])
+def test_another_policy_is_refused_with_both_before_any_weights(run: Run, section: PolicySection) -> None:
+    async def body(rig: Rig) -> None:
+        rig.publish()
+        with pytest.raises(FailedPreconditionError) as caught:
+            await anext(follow(rig, spec=OTHER, policy=policy_text(section)))
+        assert POLICY in str(caught.value)
+        assert policy_text(section) in str(caught.value)
+        await anext(follow(rig))
+        assert await rig.publisher.spec() == SPEC
 
     run(body)
 

@@ -22,9 +22,11 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.servicer import WeightsServicer
 from services.learner.versions import VersionCounter
+from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     LimitError,
     ProtocolVersionError,
@@ -41,6 +43,7 @@ from shoal.v1 import weights_service_pb2_grpc as pb_grpc
 from shoal.wire import spec_to_proto
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+POLICY = policy_text(PolicySection())
 SECURITY, LIMITS, RPC = SecuritySection(), LimitsSection(), RpcSection()
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +74,7 @@ class TamperingServicer(WeightsServicer):
 async def serving(
     tmp_path: Path, security: SecuritySection = SECURITY
 ) -> AsyncIterator[tuple[WeightsPublisher, TamperingServicer, Address]]:
-    publisher = WeightsPublisher(VersionCounter(tmp_path / "v"))
+    publisher = WeightsPublisher(VersionCounter(tmp_path / "v"), PolicySection())
     servicer = TamperingServicer(publisher, LearnerMetrics(CollectorRegistry()))
     server = RpcServer("127.0.0.1:0", "", security, LIMITS, RPC)
     servicer.add_to(server)
@@ -119,10 +122,10 @@ def test_a_torn_push_never_surfaces_and_the_next_subscription_is_whole(
             client = GrpcWeightsClient(address, SECURITY, LIMITS, RPC)
             servicer.tamper = tamper
             with pytest.raises(UnavailableError) as caught:
-                await anext(aiter(client.subscribe("i", SPEC, -1)))
+                await anext(aiter(client.subscribe("i", SPEC, POLICY, -1)))
             print(f"{tamper.__name__}: {caught.value}")
             servicer.tamper = None
-            snapshot = await anext(aiter(client.subscribe("i", SPEC, -1)))
+            snapshot = await anext(aiter(client.subscribe("i", SPEC, POLICY, -1)))
             assert (load(snapshot.data)["a"] == 7).all()
             await client.close()
 
@@ -135,7 +138,7 @@ def test_a_size_above_the_limit_is_the_users_to_mend(tmp_path: Path) -> None:
             publisher.publish(7, {"a": np.zeros(1 << 20, np.float32)})
             client = GrpcWeightsClient(address, SECURITY, LimitsSection(max_tensor_bytes=1 << 20), RPC)
             with pytest.raises(LimitError, match=r"limits\.max_tensor_bytes \(1048576\)"):
-                await anext(aiter(client.subscribe("i", SPEC, -1)))
+                await anext(aiter(client.subscribe("i", SPEC, POLICY, -1)))
             await client.close()
 
     asyncio.run(asyncio.wait_for(main(), 30.0))
@@ -150,10 +153,10 @@ def test_without_the_token_nothing_is_sent_and_no_spec_is_taken(tmp_path: Path, 
             publisher.publish(7, {"a": np.zeros(4, np.float32)})
             client = GrpcWeightsClient(address, given, LIMITS, RPC)
             with pytest.raises(UnauthenticatedError):
-                await anext(aiter(client.subscribe("i", SPEC, -1)))
+                await anext(aiter(client.subscribe("i", SPEC, POLICY, -1)))
             other = EnvSpec("Other-v0", SPEC.observation, SPEC.action)
             honest = GrpcWeightsClient(address, right, LIMITS, RPC)
-            assert (await anext(aiter(honest.subscribe("i", other, -1)))).version == 7
+            assert (await anext(aiter(honest.subscribe("i", other, POLICY, -1)))).version == 7
             await client.close()
             await honest.close()
 
@@ -164,11 +167,14 @@ def test_without_the_token_nothing_is_sent_and_no_spec_is_taken(tmp_path: Path, 
     ("request_", "error"),
     [
         (pb.SubscribeRequest(protocol_version=99, spec=spec_to_proto(SPEC)), ProtocolVersionError),
-        (pb.SubscribeRequest(protocol_version=1), InvalidArgumentError),
+        (pb.SubscribeRequest(protocol_version=1, policy=POLICY), InvalidArgumentError),
         (
-            pb.SubscribeRequest(protocol_version=1, spec=spec_to_proto(SPEC), current_version=-2),
+            pb.SubscribeRequest(
+                protocol_version=1, spec=spec_to_proto(SPEC), policy=POLICY, current_version=-2
+            ),
             InvalidArgumentError,
         ),
+        (pb.SubscribeRequest(protocol_version=1, spec=spec_to_proto(SPEC)), FailedPreconditionError),
     ],
 )
 def test_malformed_requests_are_refused(
@@ -212,7 +218,7 @@ def test_kill_in_the_middle_of_a_push(tmp_path: Path) -> None:
             client = GrpcWeightsClient(Address(f"unix:{path}"), SECURITY, LIMITS, RPC)
             left = rng.randint(1, 3)
             try:
-                async for snapshot in client.subscribe("i", SPEC, -1):
+                async for snapshot in client.subscribe("i", SPEC, POLICY, -1):
                     surfaced += 1
                     (array,) = load(snapshot.data).values()
                     mixed += int((array != snapshot.version).any())

@@ -19,13 +19,13 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.servicer import WeightsServicer
 from services.learner.versions import VersionCounter
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.rpc.server import RpcServer
 
 
 async def main(path: str, num_floats: str) -> None:
     versions = VersionCounter(Path(tempfile.mkdtemp()) / "v")
-    publisher = WeightsPublisher(versions)
+    publisher = WeightsPublisher(versions, PolicySection())
     server = RpcServer(f"unix:{path}", "", SecuritySection(), LimitsSection(), RpcSection())
     WeightsServicer(publisher, LearnerMetrics(CollectorRegistry())).add_to(server)
     await server.start()

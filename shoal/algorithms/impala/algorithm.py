@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.algorithms.algorithm import Batch, LossOutput
-from shoal.algorithms.impala.loss import METRICS, impala_loss
+from shoal.algorithms.impala.loss import impala_loss
 from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.network import Policy
 from shoal.records import LOG_PROB, ArraySpec
@@ -12,9 +12,7 @@ from shoal.records import LOG_PROB, ArraySpec
 class Impala:
     """Implements `Algorithm`."""
 
-    name = "impala"
     behaviour = (ArraySpec(LOG_PROB, "float32", ()),)
-    metrics = METRICS
 
     def __init__(self, config: ImpalaConfig) -> None:
         self._config = config

@@ -17,8 +17,6 @@ from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.network import Policy
 from shoal.records import LOG_PROB
 
-METRICS = ("policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance")
-
 
 def impala_loss(policy: Policy, batch: Batch, config: ImpalaConfig) -> LossOutput:
     params_SBP, value_SB = policy(batch.observation)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from services.actor.assignment import actor_number, assigned
+from services.actor.assignment import Seat, actor_number
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 7])
@@ -15,20 +15,23 @@ from services.actor.assignment import actor_number, assigned
 def test_numbered_actors_are_balanced(num_replicas: int, num_groups: int, num_actors: int) -> None:
     replicas = list(range(num_replicas))
     load = Counter(
-        assigned(replicas, f"actor-{a}", g, num_groups) for a in range(num_actors) for g in range(num_groups)
+        Seat(f"actor-{a}", g, num_groups).replica(replicas)
+        for a in range(num_actors)
+        for g in range(num_groups)
     )
     counts = [load[replica] for replica in replicas]
     assert max(counts) - min(counts) <= 1
 
 
 def test_actors_with_random_names_are_roughly_balanced() -> None:
-    load = Counter(assigned(range(4), f"pod-{a * 7919:x}z", g, 2) for a in range(400) for g in range(2))
+    load = Counter(Seat(f"pod-{a * 7919:x}z", g, 2).replica(range(4)) for a in range(400) for g in range(2))
     assert all(150 <= load[replica] <= 250 for replica in range(4))
 
 
 def test_skipping_visits_every_replica() -> None:
-    assert {assigned("abc", "actor-1", 0, 2, skip) for skip in range(3)} == set("abc")
-    assert assigned("abc", "actor-1", 0, 2, 3) == assigned("abc", "actor-1", 0, 2)
+    seat = Seat("actor-1", 0, 2)
+    assert {seat.replica("abc", skip) for skip in range(3)} == set("abc")
+    assert seat.replica("abc", 3) == seat.replica("abc")
 
 
 def test_numbers_are_stable() -> None:

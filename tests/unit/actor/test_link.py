@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from services.actor.link import InferenceLink, Seat
+from services.actor.assignment import Seat
+from services.actor.link import InferenceLink
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello, ActStream
 from shoal.errors import SpecMismatchError, UnavailableError

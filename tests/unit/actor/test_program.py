@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from services.actor.loop import group_seed
+import pytest
+
+import services.actor.loop
+from services.actor.loop import group_seed, run_actor
+from shoal.config import Config
+from shoal.config.tree import ActorSection, EnvSection, ListenSection
+from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.errors import AddressInUseError
+from shoal.records import Life
+from shoal.rpc.process import ServiceContext
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,16 +45,35 @@ def test_worker_processes_of_asynchronous_environments_import_little() -> None:
     assert not {"grpc", "google", "pydantic", "prometheus_client"} & loaded
 
 
-def test_groups_of_a_run_get_different_seeds() -> None:
+def test_environments_are_closed_when_the_metrics_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = []
+
+    def make(section: EnvSection, num_envs: int) -> ShoalVectorEnv:
+        env = make_vector_env(section, num_envs)
+        monkeypatch.setattr(env, "close", lambda: closed.append(env))
+        return env
+
+    monkeypatch.setattr(services.actor.loop, "make_vector_env", make)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = ListenSection(grpc="", metrics=f"127.0.0.1:{taken.getsockname()[1]}")
+        config = Config(actor=ActorSection(envs=2, groups=2, listen=listen))
+        with pytest.raises(AddressInUseError):
+            asyncio.run(run_actor(config, ServiceContext("actor", config)))
+    assert len(closed) == 2
+
+
+def test_groups_and_lives_of_a_run_get_different_seeds() -> None:
     seeds = {
-        group_seed(run_seed, f"actor-{actor}", group)
+        group_seed(run_seed, Life(f"actor-{actor}", run_id), group)
         for run_seed in range(3)
         for actor in range(20)
-        for group in range(8)
+        for run_id in ("a", "b")
+        for group in range(4)
     }
-    assert len(seeds) == 3 * 20 * 8
+    assert len(seeds) == 3 * 20 * 2 * 4
     assert all(0 <= seed < 1 << 30 for seed in seeds)
-    assert group_seed(1, "actor-0", 0) == group_seed(1, "actor-0", 0)
     # Environments of a group count on from its seed: ranges must not meet either.
     ordered = sorted(seeds)
     assert min(b - a for a, b in itertools.pairwise(ordered)) > 256

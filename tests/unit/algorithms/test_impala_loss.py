@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.algorithm import Batch, build_algorithm
-from shoal.algorithms.impala.loss import METRICS, impala_loss
+from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.impala.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.distributions import Categorical
@@ -195,11 +195,10 @@ def test_reward_scale_scales_rewards_and_nothing_else() -> None:
     torch.testing.assert_close(scaled.loss, by_hand.loss)
 
 
-def test_metrics_are_the_named_ones_and_detached() -> None:
+def test_metrics_are_detached_scalars() -> None:
     _, policy = table_policy()
-    algorithm = build_algorithm(CONFIG)
-    output = algorithm.loss(policy, make_batch())
-    assert tuple(output.metrics) == METRICS == algorithm.metrics
+    output = build_algorithm(CONFIG).loss(policy, make_batch())
+    assert set(output.metrics) == {"policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance"}
     assert not any(tensor.requires_grad for tensor in output.metrics.values())
     assert all(tensor.ndim == 0 for tensor in output.metrics.values())
     assert 0.0 < output.metrics["mean_rho"].item() <= 1.0

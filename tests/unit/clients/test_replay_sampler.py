@@ -50,11 +50,8 @@ def test_items_come_in_order_with_a_few_taken_ahead() -> None:
         await fill(shard, *range(10))
         async with sampling(ChangingDirectory(shard), prefetch_items=3) as sampler:
             await asyncio.sleep(1.0)
-            assert sampler.num_ready == 3
             assert shard.stats.num_items == 7, "a consumer that is slow holds the shard back"
             assert [item.sequence for item in await take(sampler, 10)] == list(range(10))
-            stats = sampler.stats
-            assert (stats.num_items, stats.num_bytes) == (10, 10 * len(PAYLOAD))
 
     run(main())
 
@@ -70,9 +67,7 @@ def test_next_waits_for_whichever_shard_has_one() -> None:
             assert (await waiting).sequence == 7
             await fill(a, 8)
             assert (await sampler.next()).sequence == 8
-            assert sampler.stats.wait_s == pytest.approx(30.0)
-            assert sampler.stats.num_empty > 10
-            assert sampler.num_live_shards == 2
+            assert a.num_dials == b.num_dials == 1, "no item is an answer"
 
     run(main())
 
@@ -103,7 +98,6 @@ def test_a_broken_shard_does_not_hold_up_the_others_and_is_dialled_for_ever() ->
             a.restart()
             await fill(a, *range(5))
             assert [item.sequence for item in await take(sampler, 5)] == list(range(5))
-            assert sampler.stats.num_broken == 2
 
     run(main())
 
@@ -116,7 +110,9 @@ def test_items_that_were_here_before_a_break_are_still_handed_out() -> None:
             await asyncio.sleep(0.1)
             shard.break_streams()
             await asyncio.sleep(10.0)
-            assert sampler.num_ready == 2, "what waits here counts against the share after a reconnect, too"
+            assert shard.stats.num_items == 2, (
+                "what waits here counts against the share after a reconnect, too"
+            )
             assert [item.sequence for item in await take(sampler, 4)] == [0, 1, 2, 3]
 
     run(main())
@@ -128,12 +124,13 @@ def test_a_silent_shard_is_given_up_and_dialled_again() -> None:
         async with sampling(ChangingDirectory(shard)) as sampler:
             await asyncio.sleep(0.1)
             shard.silent = True
-            await asyncio.sleep(SILENT_AFTER_S + 3.0)
-            assert sampler.num_live_shards == 0
+            await asyncio.sleep(SILENT_AFTER_S - 1.0)
+            assert shard.num_dials == 1
+            await asyncio.sleep(SILENT_AFTER_S / 2)
+            assert shard.num_dials >= 2
             shard.silent = False
             await fill(shard, 0)
             assert (await sampler.next()).sequence == 0
-            assert shard.num_dials >= 2
 
     run(main())
 

@@ -67,14 +67,8 @@ def test_items_arrive_in_order_and_are_acked() -> None:
             assert await writer.flush(10.0) == 0
             assert await shard.stored() == list(range(10))
             stats = writer.stats
-            assert (stats.num_appended, stats.num_acked, stats.num_resent, stats.num_rejected) == (
-                10,
-                10,
-                0,
-                0,
-            )
-            assert stats.acked_bytes == sum(map(len, PAYLOADS[:10]))
-            assert writer.num_unacked == writer.unacked_bytes == 0
+            assert (stats.num_acked, stats.num_resent, stats.num_rejected) == (10, 0, 0)
+            assert writer.num_unacked == 0
 
     run(main())
 
@@ -96,7 +90,6 @@ def test_append_waits_in_turn_while_the_window_is_full(max_items: int, max_bytes
             await asyncio.gather(*appends)
             assert await writer.flush(10.0) == 0
             assert await shard.stored() == list(range(6))
-            assert writer.stats.wait_s == pytest.approx(2.0 * (6 - fitting), abs=1.0)
 
     run(main())
 
@@ -127,7 +120,7 @@ def test_a_cancelled_append_lets_the_next_one_in() -> None:
             shard.silent = False
             await second
             assert await writer.flush(10.0) == 0
-            assert writer.stats.num_appended == 2
+            assert writer.stats.num_acked == 2
 
     run(main())
 
@@ -193,7 +186,7 @@ def test_replies_lost_after_the_insert_happened(dedup: type[Dedup]) -> None:
             assert set(stored) == set(range(200))
             if dedup is Dedup:
                 assert repeats == 0
-                assert writer.stats.num_duplicates > 0
+                assert shard.stats.num_duplicates > 0
             else:
                 assert repeats > 0
 
@@ -316,6 +309,67 @@ def test_one_shard_alone_keeps_its_items_however_long_it_is_away() -> None:
     run(main())
 
 
+def test_a_stream_to_the_only_shard_that_got_stuck_is_opened_anew() -> None:
+    async def main() -> None:
+        shard = FaultyShard()
+        async with writing(ChangingDirectory(shard)) as writer:
+            await asyncio.sleep(0.1)
+            shard.silent = True
+            for number in range(3):
+                await writer.append(PAYLOADS[number])
+            await asyncio.sleep(FAILOVER_S - 0.5)
+            assert shard.num_dials == 1
+            await asyncio.sleep(3.0)
+            assert shard.num_dials > 1
+            shard.silent = False
+            assert await writer.flush(10.0) == 0
+            assert await shard.stored() == [0, 1, 2]
+            assert writer.stats.num_moved == 0
+
+    run(main())
+
+
+def test_a_shard_that_accepts_a_new_stream_has_its_time_to_answer_again() -> None:
+    """What it was sent before it went away may be stored there: another shard would store it twice."""
+
+    async def main() -> None:
+        a, b = FaultyShard("a", QueueTable(max_items=1)), FaultyShard("b")
+        async with writing(ChangingDirectory(a, b)) as writer:
+            await asyncio.sleep(0.1)
+            await a.shard.append(Life("another", "run"), "train", 7, PAYLOADS[7])
+            for number in range(2):
+                await writer.append(PAYLOADS[number])
+            await settle()
+            a.kill()
+            await asyncio.sleep(FAILOVER_S - 1.0)
+            a.down = False
+            # It accepts within half a second, and is full.
+            await asyncio.sleep(2.4)
+            assert (writer.num_unacked, writer.stats.num_moved) == (1, 0)
+            assert await a.stored() == [7]
+            assert await writer.flush(1.0) == 0
+            assert len(await a.stored()) == len(await b.stored()) == 1
+
+    run(main())
+
+
+def test_a_large_item_has_the_time_that_it_takes_on_a_slow_link() -> None:
+    async def main() -> None:
+        a, b = FaultyShard("a"), FaultyShard("b")
+        large = payload(envs=1000, width=800)
+        assert 8e6 < len(large) < 10e6
+        async with writing(ChangingDirectory(a, b)) as writer:
+            await asyncio.sleep(0.1)
+            a.silent = b.silent = True
+            await writer.append(large)
+            await asyncio.sleep(FAILOVER_S + 8.0)
+            assert writer.stats.num_moved == 0
+            await asyncio.sleep(5.0)
+            assert writer.stats.num_moved == 1
+
+    run(main())
+
+
 def test_a_shard_that_comes_back_in_time_keeps_its_items() -> None:
     async def main() -> None:
         a, b = FaultyShard("a"), FaultyShard("b")
@@ -389,6 +443,28 @@ def test_new_shards_get_their_share_and_vanished_ones_nothing_new() -> None:
                 await writer.append(PAYLOADS[number])
             assert await writer.flush(3.0) == 0
             assert a.stats.num_inserted == 14
+
+    run(main())
+
+
+def test_what_came_while_no_shard_was_listed_goes_to_one_that_is_listed_again() -> None:
+    """The link lives on meanwhile, because something is still due on it."""
+
+    async def main() -> None:
+        shard = FaultyShard()
+        directory = ChangingDirectory(shard)
+        async with writing(directory) as writer:
+            await asyncio.sleep(0.1)
+            shard.silent = True
+            await writer.append(PAYLOADS[0])
+            await settle()
+            directory.list()
+            await writer.append(PAYLOADS[1])
+            directory.list(shard)
+            shard.silent = False
+            assert await writer.flush(3.0) == 0
+            assert await shard.stored() == [0, 1]
+            assert shard.num_dials == 1
 
     run(main())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import Config, load_config, to_yaml
+from shoal.config.load import build_config
 from shoal.errors import ConfigError
 
 
@@ -45,6 +46,10 @@ def test_secrets_are_never_written_or_shown() -> None:
     assert config.security.token is not None
     assert config.security.token.get_secret_value() == "12345"
     assert "12345" not in to_yaml(config) + repr(config)
+    for wrong in ({"token": "12345", "token_file": "f"}, {"token": ["12345"]}, {"tokn": "12345"}):
+        with pytest.raises(ConfigError) as caught:
+            build_config({"security": wrong})
+        assert "12345" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +66,11 @@ def test_secrets_are_never_written_or_shown() -> None:
         ("inference.min_batch=9000", "min_batch (9000) is above max_batch (8192)"),
         ("learner.table=other", "'other' is not one of replay.tables (train)"),
         ("run.name=../etc", "'run.name'"),
+        ("stop.until_return=.inf", "'stop.until_return': input should be a finite number"),
+        ("stop.until_return=.nan", "'stop.until_return': input should be a finite number"),
+        ("run.seed=99999999999", "'run.seed'"),
+        ("policy.hidden_sizes=[64, 0]", "'policy.hidden_sizes.1'"),
+        ("limits.max_message_bytes=2147483648", "'limits.max_message_bytes'"),
         ("learner.batch_envs=[", "no valid YAML"),
         ("batch_envs", "section.field=value"),
         ("security.tls.cert=a.pem", "cert and key go together"),
@@ -77,6 +87,7 @@ def test_mistakes_are_named_in_one_line(override: str, expected: str) -> None:
     ("text", "expected"),
     [
         ("a: [", "no valid YAML"),
+        ("env: {id: a}\nenv: {id: b}", "key 'env' stands twice"),
         ("- 1", "must hold a mapping"),
         ("!!python/object:os.system {}", "no valid YAML"),
     ],

@@ -114,7 +114,13 @@ def test_trajectories_round_trip() -> None:
     ("change", "reason"),
     [
         (lambda m: m.ClearField("columns"), "no column 'first'"),
+        (lambda m: setattr(m.episodes[0], "episode_return", math.inf), "return of inf"),
+        (lambda m: setattr(m.episodes[0], "num_steps", 0), "episode of 0 steps"),
         (lambda m: m.columns.append(m.columns[0]), "twice"),
+        (lambda m: m.columns.extend([m.columns[0]] * 300), "303 columns: at most 256"),
+        (lambda m: m.episodes.extend([m.episodes[0]] * 15), "of 15 steps says that 16 episodes"),
+        (lambda m: m.episodes.extend([m.episodes[0]] * 70_000), "more than 256 columns and 65536 episodes"),
+        (lambda m: m.columns[0].tensor.shape.extend([1] * 1000), "rank 1003"),
         (
             lambda m: m.columns[0].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 2), "f4"), compress=True)),
             "others start",
@@ -143,6 +149,28 @@ def test_the_whole_trajectory_is_bounded_too() -> None:
     payload = encode_trajectory(trajectory(num_rows=200, num_envs=30))
     with pytest.raises(LimitError, match="max_trajectory_bytes"):
         decode_trajectory(payload, LimitsSection(max_tensor_bytes=100_000, max_trajectory_bytes=110_000))
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [
+        # Fields of a newer release: a number, 64 bits, a text, 32 bits.
+        (b"\x78\x05" + b"\x79" + bytes(8) + b"\x7a\x02hi" + b"\x7d" + bytes(4), False),
+        (b"\x78\x05" * 70_000, True),
+        # A group, a number without an end, a length beyond the end, a tag alone.
+        (b"\x7b\x7c", True),
+        (b"\x78" + b"\xff" * (1 << 20), True),
+        (b"\x7a\xff\x7f", True),
+        (b"\x7a", True),
+    ],
+)
+def test_fields_of_other_releases(more: bytes, refused: bool) -> None:
+    payload = encode_trajectory(trajectory()) + more
+    if refused:
+        with pytest.raises(InvalidArgumentError):
+            decode_trajectory(payload, LIMITS)
+    else:
+        assert decode_trajectory(payload, LIMITS).num_envs == 3
 
 
 @given(st.binary(max_size=300))

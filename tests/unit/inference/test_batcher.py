@@ -24,6 +24,24 @@ def request(num_rows: int, submitted_s: float = 100.0) -> Request:
     return Request(0, {}, num_rows, False, submitted_s)
 
 
+class WouldWait(Exception):
+    pass
+
+
+class NoWaiting(threading.Condition):
+    def wait(self, timeout: float | None = None) -> bool:
+        raise WouldWait
+
+
+def due(batcher: Batcher) -> list[Request]:
+    """What `take` returns at this moment; empty if it would wait."""
+    batcher._condition = NoWaiting()
+    try:
+        return batcher.take() or []
+    except WouldWait:
+        return []
+
+
 def rows(batch: list[Request]) -> list[int]:
     return [each.num_rows for each in batch]
 
@@ -32,8 +50,8 @@ def test_everything_that_waits_is_one_batch() -> None:
     batcher = Batcher(max_batch=100)
     for num_rows in (3, 5, 7):
         batcher.submit(request(num_rows))
-    assert rows(batcher.take_due()) == [3, 5, 7]
-    assert batcher.take_due() == []
+    assert rows(due(batcher)) == [3, 5, 7]
+    assert due(batcher) == []
 
 
 def test_a_request_is_never_split_and_keeps_its_turn() -> None:
@@ -41,7 +59,7 @@ def test_a_request_is_never_split_and_keeps_its_turn() -> None:
     for num_rows in (6, 6, 4, 10, 1):
         batcher.submit(request(num_rows))
     # The 4 would fit into the first batch, but not before the 6 that came earlier.
-    assert [rows(batcher.take_due()) for _ in range(4)] == [[6], [6, 4], [10], [1]]
+    assert [rows(due(batcher)) for _ in range(4)] == [[6], [6, 4], [10], [1]]
 
 
 def test_a_request_larger_than_any_batch_is_a_mistake() -> None:
@@ -52,19 +70,19 @@ def test_a_request_larger_than_any_batch_is_a_mistake() -> None:
 def test_by_default_the_first_request_is_due_at_once() -> None:
     batcher = Batcher(max_batch=10)
     batcher.submit(request(1))
-    assert rows(batcher.take_due()) == [1]
+    assert rows(due(batcher)) == [1]
 
 
 def test_min_batch_waits_for_more_rows_up_to_the_limit() -> None:
     clock = FakeClock()
     batcher = Batcher(max_batch=100, min_batch=8, max_wait_s=0.5, clock=clock)
     batcher.submit(request(3))
-    assert batcher.take_due() == []
+    assert due(batcher) == []
     clock.now_s += 0.25
     batcher.submit(request(3, clock.now_s))
-    assert batcher.take_due() == []
+    assert due(batcher) == []
     batcher.submit(request(2, clock.now_s))
-    assert rows(batcher.take_due()) == [3, 3, 2]
+    assert rows(due(batcher)) == [3, 3, 2]
 
 
 def test_min_batch_waits_no_longer_than_max_wait_after_the_oldest() -> None:
@@ -73,9 +91,9 @@ def test_min_batch_waits_no_longer_than_max_wait_after_the_oldest() -> None:
     batcher.submit(request(3))
     clock.now_s += 0.4
     batcher.submit(request(1, clock.now_s))
-    assert batcher.take_due() == []
+    assert due(batcher) == []
     clock.now_s += 0.1
-    assert rows(batcher.take_due()) == [3, 1]
+    assert rows(due(batcher)) == [3, 1]
 
 
 def test_when_all_who_are_left_wait_nobody_waits_for_the_vanished() -> None:
@@ -83,9 +101,9 @@ def test_when_all_who_are_left_wait_nobody_waits_for_the_vanished() -> None:
     batcher = Batcher(max_batch=100, min_batch=8, max_wait_s=1000.0, clock=clock)
     batcher.expect_at_most(12)
     batcher.submit(request(4))
-    assert batcher.take_due() == []
+    assert due(batcher) == []
     batcher.expect_at_most(4)
-    assert rows(batcher.take_due()) == [4]
+    assert rows(due(batcher)) == [4]
 
 
 def test_the_abandoned_are_skipped_and_take_no_room() -> None:
@@ -94,7 +112,7 @@ def test_the_abandoned_are_skipped_and_take_no_room() -> None:
     batcher.submit(gone)
     batcher.submit(stays)
     gone.abandoned = True
-    assert batcher.take_due() == [stays]
+    assert due(batcher) == [stays]
 
 
 def test_only_abandoned_requests_are_no_batch() -> None:
@@ -102,9 +120,9 @@ def test_only_abandoned_requests_are_no_batch() -> None:
     gone = request(8)
     batcher.submit(gone)
     gone.abandoned = True
-    assert batcher.take_due() == []
+    assert due(batcher) == []
     batcher.submit(request(2))
-    assert rows(batcher.take_due()) == [2]
+    assert rows(due(batcher)) == [2]
 
 
 @given(
@@ -123,8 +141,8 @@ def test_every_request_is_taken_once_in_order_within_the_limit(
         if not abandoned:
             wanted.append(arrived)
         if index < len(takes) and takes[index]:
-            taken.append(batcher.take_due())
-    while batch := batcher.take_due():
+            taken.append(due(batcher))
+    while batch := due(batcher):
         taken.append(batch)
     assert all(sum(rows(batch)) <= 16 for batch in taken)
     assert [each for batch in taken for each in batch] == wanted

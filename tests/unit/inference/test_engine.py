@@ -143,6 +143,38 @@ def test_another_spec_is_refused_with_both_shown() -> None:
     asyncio.run(scenario())
 
 
+def test_before_any_weights_another_spec_is_told_to_come_again() -> None:
+    async def scenario() -> None:
+        async with running_engine() as engine:
+            connecting = asyncio.ensure_future(engine.connect(hello()))
+            await engine.spec()
+            with pytest.raises(UnavailableError, match="the spec of the run is not settled yet: retry"):
+                await engine.connect(hello(spec=OTHER_SPEC))
+            await engine.install(snapshot(0))
+            await connecting
+            with pytest.raises(SpecMismatchError):
+                await engine.connect(hello(spec=OTHER_SPEC))
+
+    asyncio.run(scenario())
+
+
+def test_a_spec_that_the_learner_refuses_is_forgotten_and_all_who_brought_it_are_told() -> None:
+    async def scenario() -> None:
+        async with running_engine() as engine:
+            strangers = [asyncio.ensure_future(engine.connect(hello(spec=OTHER_SPEC))) for _ in range(2)]
+            assert await engine.spec() == OTHER_SPEC
+            await asyncio.sleep(0)
+            engine.refuse_spec("the run has another one")
+            for stranger in strangers:
+                with pytest.raises(SpecMismatchError, match="the run has another one"):
+                    await stranger
+            session = await connect(engine)
+            assert await engine.spec() == SPEC
+            assert_consistent(await engine.act(session, *step()))
+
+    asyncio.run(scenario())
+
+
 def test_a_spec_that_no_policy_can_handle_is_refused_and_not_taken() -> None:
     async def scenario() -> None:
         async with running_engine() as engine:

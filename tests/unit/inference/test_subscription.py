@@ -14,13 +14,15 @@ from prometheus_client import CollectorRegistry
 from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from services.inference.subscription import Subscription
-from shoal.clients.weights import WeightsClient
+from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_local import InProcessWeightsClient
-from shoal.errors import SpecMismatchError, UnavailableError
+from shoal.config.tree import PolicySection
+from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError, UserError
 from shoal.records import WeightsSnapshot
 from shoal.rpc.backoff import Backoff
 from tests.unit.inference.tracer import (
     OTHER_SPEC,
+    POLICY,
     WeightsSource,
     assert_consistent,
     hello,
@@ -54,7 +56,8 @@ class World:
     def subscription(self) -> Subscription:
         metrics = InferenceMetrics(self.registry)
         backoff = Backoff(initial_s=0.1, max_s=1.0, jitter=0.0)
-        return Subscription(self.dial, "replica-0", self.engine, metrics, backoff, self.sleep)
+        policy = policy_text(POLICY)
+        return Subscription(self.dial, "replica-0", policy, self.engine, metrics, backoff, self.sleep)
 
     def count(self, name: str) -> float:
         return self.registry.get_sample_value(f"shoal_inference_{name}_total") or 0.0
@@ -164,13 +167,60 @@ def test_weights_that_do_not_load_are_counted_and_told_once(caplog: pytest.LogCa
     assert "following the learner's weights at version 4" in caplog.messages
 
 
-def test_a_learner_of_another_spec_ends_the_server() -> None:
+def test_first_weights_that_do_not_load_end_the_server() -> None:
     async def scenario() -> None:
         async with running_engine() as engine:
-            world = World(engine, WeightsSource(OTHER_SPEC))
+            world = World(engine, WeightsSource())
+            world.learner.publish(WeightsSnapshot.of(0, b"these are no weights"))
             async with following(world) as task:
                 connecting = asyncio.ensure_future(engine.connect(hello()))
+                with pytest.raises(UserError, match="not a safetensors file"):
+                    await task
+                assert world.count("weight_errors") == 1
+                connecting.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_an_actor_of_another_spec_is_told_and_the_next_one_is_served() -> None:
+    async def scenario() -> None:
+        async with running_engine() as engine:
+            world = World(engine, WeightsSource())
+            world.learner.publish(snapshot(0))
+            async with following(world):
+                for _ in range(2):
+                    with pytest.raises(SpecMismatchError, match=r"Tracer-v0.*Other-v0"):
+                        await engine.connect(hello(spec=OTHER_SPEC))
+                session, _ = await engine.connect(hello())
+                assert_consistent(await engine.act(session, *step()))
+                assert world.delays_s == []
+
+    asyncio.run(scenario())
+
+
+def test_a_learner_that_comes_back_with_another_spec_ends_the_server() -> None:
+    async def scenario() -> None:
+        async with running_engine() as engine:
+            world = World(engine, WeightsSource())
+            world.learner.publish(snapshot(0))
+            async with following(world) as task:
+                await engine.connect(hello())
+                gone, world.learner = world.learner, WeightsSource(OTHER_SPEC)
+                gone.go_away()
                 with pytest.raises(SpecMismatchError, match=r"Other-v0.*Tracer-v0"):
+                    await task
+
+    asyncio.run(scenario())
+
+
+def test_a_learner_of_another_policy_ends_the_server() -> None:
+    async def scenario() -> None:
+        async with running_engine() as engine:
+            relu = PolicySection(hidden_sizes=(), activation="relu")
+            world = World(engine, WeightsSource(policy=relu))
+            async with following(world) as task:
+                connecting = asyncio.ensure_future(engine.connect(hello()))
+                with pytest.raises(FailedPreconditionError, match=r"relu.*tanh"):
                     await task
                 connecting.cancel()
 

@@ -19,8 +19,9 @@ from safetensors.torch import save
 from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from shoal.clients.inference import ActHello, ActReply
+from shoal.clients.weights import policy_text
 from shoal.config.tree import InferenceSection, PolicySection
-from shoal.errors import SpecMismatchError, UnavailableError
+from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, BoxAction, Columns, EnvSpec, Life, WeightsSnapshot
 
 NUM_INPUTS = 4
@@ -74,8 +75,9 @@ def assert_consistent(reply: ActReply) -> None:
 class WeightsSource:
     """A `WeightsBackend`: the learner's side of the seam, with versions published by the test."""
 
-    def __init__(self, spec: EnvSpec = SPEC) -> None:
+    def __init__(self, spec: EnvSpec = SPEC, policy: PolicySection = POLICY) -> None:
         self._spec = spec
+        self._policy = policy_text(policy)
         self._newest: WeightsSnapshot | None = None
         self._changed = asyncio.Event()
         self._away = False
@@ -92,9 +94,11 @@ class WeightsSource:
     def come_back(self) -> None:
         self._away = False
 
-    def accept(self, spec: EnvSpec, current_version: int) -> None:
+    def accept(self, spec: EnvSpec, policy: str, current_version: int) -> None:
         if self._away:
             raise UnavailableError("the learner is away")
+        if policy != self._policy:
+            raise FailedPreconditionError(f"the learner has {self._policy}, not {policy}")
         if spec != self._spec:
             raise SpecMismatchError(f"the run has {self._spec.describe()}, not {spec.describe()}")
         self.accepted.append(current_version)

@@ -14,8 +14,9 @@ import pytest
 
 from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from services.learner.progress import Progress
+from shoal.config import Config, to_yaml
 from shoal.errors import CheckpointError, UserError
-from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Episode
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 KILLER = Path(__file__).with_name("kill_writers.py")
@@ -93,27 +94,11 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 
 
 def test_numbers_and_not_steps_make_the_order(tmp_path: Path) -> None:
-    """A run that starts afresh in the same place counts its steps from 0 again, and still is the newest."""
+    """A run that passed over a broken one went back in steps, and still is the newest."""
     store = make_store(tmp_path)
     save(store, 1000)
     save(store, 3)
     assert newest(store).progress.learner_steps == 3
-
-
-def test_a_spec_with_infinite_bounds(tmp_path: Path) -> None:
-    spec = EnvSpec(
-        "Box-v0",
-        (ArraySpec("observation", "float32", (1,)),),
-        BoxAction((1,), (-float("inf"),), (float("inf"),)),
-    )
-    store = make_store(tmp_path)
-    path = save(store, 1, spec)
-    newest(store).check_spec(spec, store.path)
-
-    def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} is no JSON")
-
-    json.loads((path / "state.json").read_text(), parse_constant=refuse)
 
 
 def test_another_spec_is_refused_with_both(tmp_path: Path) -> None:
@@ -125,7 +110,34 @@ def test_another_spec_is_refused_with_both(tmp_path: Path) -> None:
     text = str(caught.value)
     assert SPEC.describe() in text
     assert other.describe() in text
-    assert "run.dir" in text
+    assert text.endswith(": use another run.dir")
+
+
+def with_config(config_yaml: str) -> Checkpoint:
+    return Checkpoint({}, Progress(), SPEC.describe(), SPEC.hash(), config_yaml)
+
+
+def test_the_policy_section_is_compared_by_value(tmp_path: Path) -> None:
+    """However it is written down: left out is the default, a list is a tuple."""
+    default = Config().policy
+    with_config(to_yaml(Config())).check_policy(default, tmp_path)
+    with_config("policy: {}").check_policy(default, tmp_path)
+    with_config("policy: {hidden_sizes: [64, 64.0]}").check_policy(default, tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        with_config("policy: {activation: relu, hidden_sizes: [8]}").check_policy(default, tmp_path)
+    assert str(caught.value) == (
+        f"the checkpoints in {tmp_path} are of another policy: "
+        "policy.hidden_sizes was [8] and is [64, 64] now; "
+        "policy.activation was relu and is tanh now: use another run.dir"
+    )
+
+
+@pytest.mark.parametrize(
+    "config_yaml", ["", "text", "[1]", "run: {}", "policy: 5", "policy: {a: 1}", "a: [", "\x00"]
+)
+def test_a_policy_section_that_cannot_be_read(tmp_path: Path, config_yaml: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^cannot read the policy section .*use another run\.dir$"):
+        with_config(config_yaml).check_policy(Config().policy, tmp_path)
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
@@ -183,7 +195,9 @@ def test_a_broken_newer_one_is_reported_and_passed_over(
 def test_only_broken_ones_stop_the_run(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     damage(save(store, 10))
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint: .*learner\.resume=false"):
+    with pytest.raises(
+        CheckpointError, match=r"no usable checkpoint: .*: restore one, or use another run\.dir"
+    ):
         store.newest()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
+from services.learner.progress import Progress
 from services.learner.result import RunResult
 from services.learner.ring import BatchRing, Packer, RingClosed
+from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
 from shoal.algorithms.algorithm import build_algorithm
@@ -54,12 +58,15 @@ TRANSITIONS = LENGTH * NUM_ENVS - 1
 
 
 class Recorder:
-    """A publisher that keeps everything."""
+    """A publisher that keeps everything. `at_first` is called before anything is trained."""
 
     def __init__(self) -> None:
         self.published: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.at_first: Callable[[], None] = lambda: None
 
     def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
+        if not self.published:
+            self.at_first()
         self.published.append((version, weights))
 
     @property
@@ -217,10 +224,11 @@ def test_a_run_that_had_reached_its_goal_ends_at_once(tmp_path: Path) -> None:
     assert (again.reason, again.learner_steps) == ("steps", 1)
 
 
-def test_resume_false_starts_afresh_with_higher_versions(tmp_path: Path) -> None:
+def test_a_run_whose_checkpoints_are_gone_starts_afresh_with_higher_versions(tmp_path: Path) -> None:
     first = Rig(tmp_path)
     first.run(*[trajectory()] * 3)
-    second = Rig(tmp_path, learner={"batch_envs": NUM_ENVS, "resume": False})
+    shutil.rmtree(first.store.path)
+    second = Rig(tmp_path)
     assert second.run(trajectory()).learner_steps == 1
     assert min(second.publisher.versions) > max(first.publisher.versions)
 
@@ -245,8 +253,34 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both(tmp_path: Path) -> No
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     Rig(tmp_path).run(trajectory())
-    with pytest.raises(CheckpointError, match=r"holds another policy than the configured one: .*run\.dir"):
-        Rig(tmp_path, policy={"hidden_sizes": [32]}).run()
+    rig = Rig(tmp_path, policy={"hidden_sizes": [32]})
+    with pytest.raises(CheckpointError, match=r"policy\.hidden_sizes was \[64, 64\] and is \[32\] now"):
+        rig.run()
+    assert not rig.publisher.published
+
+
+def test_a_checkpoint_of_another_activation_is_refused(tmp_path: Path) -> None:
+    """The weights have the same shapes: only the configuration tells."""
+    Rig(tmp_path).run(trajectory())
+    rig = Rig(tmp_path, policy={"activation": "relu"})
+    with pytest.raises(
+        CheckpointError, match=r"policy\.activation was tanh and is relu now: use another run\.dir"
+    ):
+        rig.run()
+    assert not rig.publisher.published
+
+
+def test_weights_that_do_not_fit_their_own_configuration_are_refused(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.run(trajectory())
+    saved = rig.store.newest()
+    assert saved is not None
+    del saved.tensors["policy/value_head.bias"]
+    rig.store.save(saved.tensors, saved.progress.to_json(), SPEC, saved.config_yaml)
+    with pytest.raises(
+        CheckpointError, match=r"holds another policy .*value_head\.bias is missing: use another run"
+    ):
+        Rig(tmp_path).run()
 
 
 def test_a_loss_that_is_not_finite_stops_and_nothing_of_it_gets_out(tmp_path: Path) -> None:
@@ -271,11 +305,42 @@ def test_checkpoints_on_the_interval(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fails_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(tmp_path, stop={"steps": 3 * TRANSITIONS}, learner={"batch_envs": NUM_ENVS, "resume": False})
-    rig.store.path.rmdir()
+    """The directory goes away while the second life trains; the first one had saved three steps."""
+    Rig(tmp_path).run(*[trajectory()] * 3)
+    rig = Rig(tmp_path, stop={"steps": 6 * TRANSITIONS})
+    rig.publisher.at_first = lambda: shutil.rmtree(rig.store.path)
+    ticks = iter(range(10_000))
+    rig.loop._clock = lambda: 31.0 * next(ticks)
     with caplog.at_level(logging.ERROR):
         result = rig.run(*[trajectory()] * 4)
-    assert result.reason == "steps"
-    assert rig.value("checkpoints_failed_total") == 1
-    assert "cannot write a checkpoint" in caplog.text
-    assert "No such file or directory; training goes on" in caplog.text
+    assert (result.reason, result.learner_steps) == ("steps", 6)
+    *earlier, last = [record.getMessage() for record in caplog.records]
+    assert rig.value("checkpoints_failed_total") == len(earlier) + 1
+    assert earlier
+    reason = "No such file or directory"
+    assert all(
+        text.endswith(f"{reason}; training goes on, the next interval tries again") for text in earlier
+    )
+    assert "the checkpoint of learner step 6" in last
+    assert last.endswith(f"{reason}; what was learnt after step 3 is lost")
+
+
+def test_a_failure_that_is_not_the_disks_is_logged_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """safetensors refuses the arrays: an error of its own, in a thread whose result nobody reads."""
+    metrics = LearnerMetrics(registry := CollectorRegistry())
+    store = CheckpointStore(tmp_path, 3)
+    saver = CheckpointSaver(store, SPEC, "", metrics, saved_step=0)
+    good, bad = {"a": np.zeros(3)}, {"a": np.array(["text"])}
+    saver.save(good, Progress(learner_steps=5).to_json())
+    saver.save(bad, Progress(learner_steps=7).to_json(), is_last=True)
+    with caplog.at_level(logging.ERROR):
+        saver.close()
+    assert registry.get_sample_value("shoal_learner_checkpoints_failed_total") == 1
+    (record,) = caplog.records
+    assert record.exc_info
+    assert record.getMessage().endswith("; what was learnt after step 5 is lost")
+    newest = store.newest()
+    assert newest is not None
+    assert newest.progress.learner_steps == 5

@@ -13,17 +13,20 @@ from safetensors.numpy import load
 
 from services.learner.publisher import INLINE_BYTES, WeightsPublisher
 from services.learner.versions import VersionCounter
-from shoal.errors import InvalidArgumentError, SpecMismatchError, UnavailableError
+from shoal.clients.weights import policy_text
+from shoal.config.tree import PolicySection
+from shoal.errors import FailedPreconditionError, InvalidArgumentError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 OTHER = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (4,)),), DiscreteAction(2))
+POLICY = policy_text(PolicySection())
 
 
 def run(tmp_path: Path, body: Callable[[WeightsPublisher, VersionCounter], Awaitable[None]]) -> None:
     async def main() -> None:
         versions = VersionCounter(tmp_path / "v")
-        await asyncio.wait_for(body(WeightsPublisher(versions), versions), 20.0)
+        await asyncio.wait_for(body(WeightsPublisher(versions, PolicySection()), versions), 20.0)
 
     asyncio.run(main())
 
@@ -91,11 +94,11 @@ def test_from_another_thread_each_snapshot_is_of_one_version(tmp_path: Path, siz
 def test_the_first_spec_is_the_runs(tmp_path: Path) -> None:
     async def body(publisher: WeightsPublisher, _: VersionCounter) -> None:
         waiting = asyncio.create_task(publisher.spec())
-        publisher.accept(SPEC, -1)
+        publisher.accept(SPEC, POLICY, -1)
         assert await waiting == SPEC
-        publisher.accept(SPEC, 0)
+        publisher.accept(SPEC, POLICY, 0)
         with pytest.raises(SpecMismatchError) as caught:
-            publisher.accept(OTHER, -1)
+            publisher.accept(OTHER, POLICY, -1)
         assert SPEC.describe() in str(caught.value)
         assert OTHER.describe() in str(caught.value)
         assert await publisher.spec() == SPEC
@@ -105,12 +108,12 @@ def test_the_first_spec_is_the_runs(tmp_path: Path) -> None:
 
 def test_versions_rise_above_a_subscribers(tmp_path: Path) -> None:
     async def body(publisher: WeightsPublisher, versions: VersionCounter) -> None:
-        publisher.accept(SPEC, 1000)
+        publisher.accept(SPEC, POLICY, 1000)
         assert versions.next() == 1001
         with pytest.raises(SpecMismatchError):
-            publisher.accept(OTHER, 5000)
+            publisher.accept(OTHER, POLICY, 5000)
         with pytest.raises(InvalidArgumentError):
-            publisher.accept(SPEC, 2**63 - 1)
+            publisher.accept(SPEC, POLICY, 2**63 - 1)
         assert versions.next() == 1002
 
     run(tmp_path, body)
@@ -119,9 +122,23 @@ def test_versions_rise_above_a_subscribers(tmp_path: Path) -> None:
 def test_a_refused_version_does_not_set_the_spec(tmp_path: Path) -> None:
     async def body(publisher: WeightsPublisher, _: VersionCounter) -> None:
         with pytest.raises(InvalidArgumentError):
-            publisher.accept(OTHER, -7)
-        publisher.accept(SPEC, -1)
+            publisher.accept(OTHER, POLICY, -7)
+        publisher.accept(SPEC, POLICY, -1)
         assert await publisher.spec() == SPEC
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize("theirs", ["", policy_text(PolicySection(activation="relu"))])
+def test_another_policy_is_refused_with_both_and_changes_nothing(tmp_path: Path, theirs: str) -> None:
+    async def body(publisher: WeightsPublisher, versions: VersionCounter) -> None:
+        with pytest.raises(FailedPreconditionError) as caught:
+            publisher.accept(OTHER, theirs, 1000)
+        assert POLICY in str(caught.value)
+        assert (theirs or "missing") in str(caught.value)
+        publisher.accept(SPEC, POLICY, -1)
+        assert await publisher.spec() == SPEC
+        assert versions.next() == 0
 
     run(tmp_path, body)
 
@@ -136,7 +153,7 @@ def test_closing_ends_subscriptions(tmp_path: Path) -> None:
         with pytest.raises(UnavailableError):
             await publisher.newer_than(-1)
         with pytest.raises(UnavailableError):
-            publisher.accept(SPEC, -1)
+            publisher.accept(SPEC, POLICY, -1)
         publisher.publish(1, weights(1.0))
 
     run(tmp_path, body)

@@ -14,13 +14,6 @@ from services.learner.versions import MAX_FOREIGN_VERSION, VersionCounter
 from shoal.errors import InvalidArgumentError, UserError
 
 
-def settle() -> None:
-    """A life that ends takes its background thread with it; in one process that has to be waited for."""
-    for thread in threading.enumerate():
-        if thread.name == "versions":
-            thread.join(10.0)
-
-
 def test_counts_from_zero(tmp_path: Path) -> None:
     counter = VersionCounter(tmp_path / "v", block=4)
     assert [counter.next() for _ in range(20)] == list(range(20))
@@ -43,14 +36,22 @@ def test_rises_over_lives_and_above_subscribers(
             assert version > last
             assert int(path.read_text()) > version, "used before it was reserved"
             last = version
-        settle()
 
 
-def test_a_restart_skips_no_more_than_two_blocks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_used", [1, 8, 9, 21])
+def test_a_restart_skips_no_more_than_one_block(tmp_path: Path, num_used: int) -> None:
     first = VersionCounter(tmp_path / "v", block=8)
-    last = [first.next() for _ in range(21)][-1]
-    settle()
-    assert last < VersionCounter(tmp_path / "v", block=8).next() <= last + 16
+    last = [first.next() for _ in range(num_used)][-1]
+    assert last < VersionCounter(tmp_path / "v", block=8).next() <= last + 8
+
+
+def test_the_disk_is_touched_once_per_block(tmp_path: Path) -> None:
+    counter = VersionCounter(tmp_path / "v", block=8)
+    reserved = []
+    for _ in range(17):
+        counter.next()
+        reserved.append(int((tmp_path / "v").read_text()))
+    assert reserved == [8] * 8 + [16] * 8 + [24]
 
 
 @pytest.mark.parametrize("version", [-2, MAX_FOREIGN_VERSION, 2**63 - 1])

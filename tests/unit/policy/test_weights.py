@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from shoal.config.tree import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Policy, build_policy
-from shoal.policy.weights import load_policy_bytes, policy_to_bytes
+from shoal.policy.weights import load_policy_bytes
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
 
 OBSERVATION = (ArraySpec("observation", "float32", (4,)),)
@@ -27,7 +27,7 @@ def state(policy: Policy) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("spec", [SPEC, EnvSpec("Box-v0", OBSERVATION, BoxAction((2,), (-1, -1), (1, 1)))])
 def test_round_trip(spec: EnvSpec) -> None:
     source, target = policy_of(spec=spec), policy_of(spec=spec)
-    load_policy_bytes(target, policy_to_bytes(source))
+    load_policy_bytes(target, save(source.state_dict()))
 
     observation = {"observation": torch.randn(5, 4)}
     assert torch.equal(source(observation).params, target(observation).params)
@@ -36,7 +36,7 @@ def test_round_trip(spec: EnvSpec) -> None:
 
 def test_the_policy_stays_trainable() -> None:
     policy = policy_of()
-    load_policy_bytes(policy, policy_to_bytes(policy_of()))
+    load_policy_bytes(policy, save(policy_of().state_dict()))
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in policy.parameters())
 
 
@@ -44,20 +44,20 @@ def test_another_shape_is_named_and_nothing_is_loaded() -> None:
     policy = policy_of()
     before = state(policy)
     with pytest.raises(UserError, match=r"encoder\.hidden\.0\.bias is float32\[16\] instead of float32\[8\]"):
-        load_policy_bytes(policy, policy_to_bytes(policy_of((16, 8))))
+        load_policy_bytes(policy, save(policy_of((16, 8)).state_dict()))
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
 
 
 def test_missing_and_unknown_weights_are_named() -> None:
     with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is missing"):
-        load_policy_bytes(policy_of((8, 8)), policy_to_bytes(policy_of((8,))))
+        load_policy_bytes(policy_of((8, 8)), save(policy_of((8,)).state_dict()))
     with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is not a weight of this policy"):
-        load_policy_bytes(policy_of((8,)), policy_to_bytes(policy_of((8, 8))))
+        load_policy_bytes(policy_of((8,)), save(policy_of((8, 8)).state_dict()))
 
 
 def test_another_dtype_is_refused() -> None:
     policy = policy_of()
-    tensors = load(policy_to_bytes(policy))
+    tensors = load(save(policy.state_dict()))
     tensors["value_head.bias"] = tensors["value_head.bias"].double()
     with pytest.raises(UserError, match=r"value_head\.bias is float64\[1\] instead of float32\[1\]"):
         load_policy_bytes(policy, save(tensors))
@@ -65,11 +65,11 @@ def test_another_dtype_is_refused() -> None:
 
 def test_many_differences_are_counted_not_listed() -> None:
     with pytest.raises(UserError, match=r"and \d+ more"):
-        load_policy_bytes(policy_of((8, 8, 8)), policy_to_bytes(policy_of((4, 4, 4))))
+        load_policy_bytes(policy_of((8, 8, 8)), save(policy_of((4, 4, 4)).state_dict()))
 
 
 @pytest.mark.parametrize("cut", [0, 5, 100, -1])
 def test_what_is_no_safetensors_file_is_refused(cut: int) -> None:
     policy = policy_of()
     with pytest.raises(UserError, match="not a safetensors file"):
-        load_policy_bytes(policy, policy_to_bytes(policy)[:cut])
+        load_policy_bytes(policy, save(policy.state_dict())[:cut])

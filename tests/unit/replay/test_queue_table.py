@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.replay.queue_table import QueueTable
-from services.replay.tables import ITEM_OVERHEAD_BYTES, Insertion
+from services.replay.tables import Insertion
+from shoal.clients.replay import ITEM_OVERHEAD_BYTES
 from shoal.config.tree import QueueTable as QueueSettings
 from shoal.errors import FailedPreconditionError, LimitError, UnavailableError
 from shoal.records import Item, Life

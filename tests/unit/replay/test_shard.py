@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import services.replay.shard
 from services.replay.dedup import Claim, Dedup
 from services.replay.shard import MAX_ID_CHARS, Shard
 from shoal.clients.replay import Ack, Outcome, TableStats
@@ -151,6 +152,27 @@ def test_what_breaks_a_rule_is_rejected_with_the_reason_and_may_be_sent_right_la
         assert (await shard.append(LIFE, "train", 0, PAYLOAD)).outcome is Outcome.STORED
 
     run(main())
+
+
+def test_a_fault_of_the_check_itself_is_a_rejection_with_its_traceback_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an ending of the stream the writer would send the same item again, for ever."""
+
+    def broken(payload: bytes, limits: LimitsSection) -> None:
+        raise OverflowError("bug")
+
+    async def main() -> None:
+        shard = make_shard()
+        with monkeypatch.context() as patch:
+            patch.setattr(services.replay.shard, "decode_trajectory", broken)
+            ack = await shard.append(LIFE, "train", 0, PAYLOAD)
+        assert ack.outcome is Outcome.REJECTED
+        assert "internal error while checking" in ack.reason
+        assert (await shard.append(LIFE, "train", 0, PAYLOAD)).outcome is Outcome.STORED
+
+    run(main())
+    assert "OverflowError: bug" in caplog.text
 
 
 def test_item_above_the_tables_or_the_messages_size_is_rejected_instead_of_waiting_for_ever() -> None:
