@@ -69,6 +69,8 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, target: float | None 
     drawn = [line for line in drawn if line.points]
     if not drawn:
         return NO_DATA
+    if target is not None and not math.isfinite(target):
+        target = None
     across = [point[0] for line in drawn for point in line.points]
     up = [point[1] for line in drawn for point in line.points]
     up += [target] if target is not None else []

@@ -38,16 +38,25 @@ class Monitor:
         self._is_over = False
         self.over_s = 0.0
         self.last = history.samples[-1] if history.samples else Sample(0.0)
+        self._trained_before = _trained(self.last)
 
     @property
     def time_s(self) -> float:
         """Since the run began, over all its sessions."""
         return self._now() - self._began
 
+    @property
+    def has_trained(self) -> bool:
+        """The learner has trained on something in this session."""
+        return _trained(self.last) > self._trained_before
+
     def event(self, text: str) -> None:
         """Tells the user and the history."""
         event = Event(round(self.time_s, 3), text)
         self._view.event(event)
+        self._add_event(event)
+
+    def _add_event(self, event: Event) -> None:
         self._store(lambda: self._history.add_event(event))
 
     def over(self, outcome: Outcome) -> None:
@@ -56,8 +65,11 @@ class Monitor:
         self.over_s = self.time_s
         if outcome.end is End.INTERRUPTED:
             self.event(f"{outcome.message}: stopping in order; a second time kills everything at once")
-        elif outcome.end is not End.FINISHED:
+        elif outcome.end is End.TIME_LIMIT:
             self.event(outcome.message)
+        elif outcome.end is not End.FINISHED:
+            # The user reads it as the last line, once all has stopped.
+            self._add_event(Event(round(self.over_s, 3), outcome.message))
 
     def add_final(self, mean_return: float | None, env_steps: int | None) -> None:
         """Where the run got to: the learner's last word came after the last poll."""
@@ -73,17 +85,18 @@ class Monitor:
         try:
             while True:
                 supervisor.check()
+                # What ends the run is heard of during the pause, before any warning that comes of it.
+                await asyncio.sleep(TICK_S)
                 if self._now() >= next_poll:
                     next_poll = self._now() + POLL_S
-                    # Until all are up they warn of each other's absence: nothing to tell the user.
+                    # Until all are up, and as they stop, they warn of each other's absence.
                     all_were_up = all_were_up or all(c.state is State.UP for c in supervisor.children)
-                    for warning in logs.new_warnings(only_errors=not all_were_up):
+                    for warning in logs.new_warnings(only_errors=self._is_over or not all_were_up):
                         self.event(warning)
                     # While all stops there is nothing new to learn; the states still change.
                     if not self._is_over:
                         await self._poll(supervisor)
                     self._show(supervisor)
-                await asyncio.sleep(TICK_S)
         finally:
             self._show(supervisor)
 
@@ -111,6 +124,10 @@ class Monitor:
                 self._disk_failed = True
                 reason = error.strerror or error
                 self._view.event(Event(self.time_s, f"cannot write the run's history: {reason}"))
+
+
+def _trained(sample: Sample) -> float:
+    return sum(amount for process, amount in sample.load.items() if process.startswith("learner-"))
 
 
 async def _read(child: Child) -> Reading | None:

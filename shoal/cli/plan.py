@@ -116,9 +116,6 @@ def _socket(sockets: Path, name: str) -> str:
 
 
 def _interpreter_flags() -> tuple[str, ...]:
-    """`-m` puts the working directory first on the path, which lets users keep environments there; but
-    a folder of theirs that is called `services` must not hide ours."""
-    ours = Path(shoal.__file__).parents[1] / "services"
-    here = Path("services")
-    hidden = here.with_suffix(".py").exists() or (here.exists() and here.resolve() != ours.resolve())
-    return ("-P",) if hidden else ()
+    """`-m` puts the working directory first on the path, where files of the user's, such as `yaml.py`, would
+    hide what services import; actors look there last. In a checkout the services are found by it."""
+    return () if Path.cwd() == Path(shoal.__file__).resolve().parents[1] else ("-P",)

@@ -35,14 +35,17 @@ def preset_names(directory: Path = PRESETS) -> list[str]:
 def resolve(text: str, directory: Path = PRESETS) -> Target:
     """Raises UserError, with the nearest preset, for a name that is nothing known."""
     path = Path(text)
-    if path.is_dir() and (path / "config.yaml").is_file():
+    names = preset_names(directory)
+    is_directory = bool(text) and path.is_dir()
+    if is_directory and (path / "config.yaml").is_file():
         # A run directory goes on as it was configured, wherever it has been moved to.
         return Target(run_name(path.name), path / "config.yaml", (f"run.dir={json.dumps(str(path))}",))
+    if is_directory and text not in names:
+        raise UserError(f"{text} is a directory without config.yaml, so there is no run to resume")
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"no config file {text}{_did_you_mean(path.name, _yaml_names(path.parent))}")
         return Target(run_name(path.stem), path)
-    names = preset_names(directory)
     if text in names:
         return Target(run_name(text), directory / f"{text}.yaml")
     if _looks_like_preset(text):

@@ -22,6 +22,7 @@ from shoal.cli import page
 from shoal.cli.charts import NO_DATA, Axis, Line, Point, Segment, duration, line_chart, short, stacked_bar
 from shoal.cli.history import Event, Sample, read_history
 from shoal.cli.run_dir import RunDir
+from shoal.cli.say import say
 from shoal.cli.vitals import WORK
 from shoal.errors import UserError
 
@@ -43,7 +44,7 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
     if not run_dir.history.is_file():
         raise UserError(f"{run} is no run directory: it has no {run_dir.history.name}")
     write_report(run_dir)
-    print(f"report: {run_dir.report}")
+    say(f"report: {run_dir.report}")
 
 
 def write_report(run_dir: RunDir) -> None:

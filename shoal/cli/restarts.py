@@ -16,6 +16,8 @@ WINDOW_S = 600.0
 HEALTHY_AFTER_S = 10.0
 # A process that never came up will hardly do so the twentieth time.
 MAX_FAILED_STARTS = 3
+# A process that fails by itself so often, each time soon after its start, will not stop doing so.
+MAX_SHORT_LIVES = 5
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,14 @@ class RestartPolicy:
         self._delay_s = FIRST_DELAY_S
         self._ever_up = False
         self._failed_starts = 0
+        self._short_lives = 0
 
     def came_up(self) -> None:
         """The process announced that it listens."""
         self._ever_up = True
 
-    def crashed(self, lived_s: float) -> Restart | GiveUp:
-        """The process ended by itself after `lived_s`."""
+    def crashed(self, lived_s: float, code: int) -> Restart | GiveUp:
+        """The process ended after `lived_s` without having been asked to; `code` is negative for a signal."""
         now = self._now()
         self._crashes.append(now)
         while self._crashes[0] <= now - WINDOW_S:
@@ -62,6 +65,11 @@ class RestartPolicy:
                 return GiveUp(f"crashed {self._failed_starts} times before it came up")
         if lived_s >= HEALTHY_AFTER_S:
             self._delay_s = FIRST_DELAY_S
+            self._short_lives = 0
+        elif code > 0:  # a signal comes from outside
+            self._short_lives += 1
+            if self._short_lives >= MAX_SHORT_LIVES:
+                return GiveUp(f"crashed {self._short_lives} times within {HEALTHY_AFTER_S:g} s of its start")
         delay_s = self._delay_s
         self._delay_s = min(2 * self._delay_s, MAX_DELAY_S)
         return Restart(delay_s)

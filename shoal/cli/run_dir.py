@@ -70,12 +70,14 @@ class RunDir:
             return {}
         return record if isinstance(record, dict) else {}
 
-    def create(self) -> None:
-        """Makes the directory and what `shoal train` itself writes into. Raises UserError."""
+    def create(self) -> bool:
+        """Makes the directory and what `shoal train` writes into; False if it existed. Raises UserError."""
+        is_new = not self.root.exists()
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise unwritable(self.root, error) from None
+        return is_new
 
     def claim(self) -> int:
         """Takes the lock; it is held as long as the returned descriptor is open, in any process."""

@@ -25,8 +25,9 @@ from shoal.cli.plan import child_environment, plan_processes
 from shoal.cli.report import write_report
 from shoal.cli.result import complete_result, summary, write_result
 from shoal.cli.run_dir import RunDir, unwritable
+from shoal.cli.say import complain, say
 from shoal.cli.supervisor import End, Outcome, Supervisor
-from shoal.cli.view import LiveView, PlainView, View, say
+from shoal.cli.view import LiveView, PlainView, View
 from shoal.config import Config, to_yaml
 from shoal.errors import UserError
 
@@ -37,28 +38,35 @@ MAX_SOCKET_DIR = 70
 def run_session(config: Config, *, plain: bool) -> int:
     """Runs to the end and says how it went. Returns the program's exit code; raises UserError."""
     run_dir = RunDir(config.run.dir)
-    run_dir.create()
+    is_new = run_dir.create()
     lock = run_dir.claim()
     try:
         with _unwritable_as_user_error(run_dir):
+            before = {path: _content(path) for path in (run_dir.config, run_dir.result)}
             # Of an earlier session: only this one's end may look like a result.
             run_dir.result.unlink(missing_ok=True)
             run_dir.config.write_text(to_yaml(_at_home_anywhere(config)), encoding="utf-8")
             history = History(run_dir.history)
         monitor = Monitor(history, _view(config, plain))
+        was_refused = False
         try:
             with _socket_dir() as sockets:
                 outcome = _supervise(config, run_dir, sockets, lock, monitor)
+            was_refused = outcome.end is End.USER_ERROR and not monitor.has_trained
             record = complete_result(run_dir, outcome, monitor.last, monitor.over_s)
-            monitor.add_final(record["mean_return"], record["env_steps"])
             with _warned():
-                write_result(run_dir, record)
+                if was_refused:
+                    _put_back(before)
+                else:
+                    monitor.add_final(record["mean_return"], record["env_steps"])
+                    write_result(run_dir, record)
         finally:
-            # A second Ctrl-C after everything has stopped must not cost the report.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             monitor.close()
-            with _warned():
-                write_report(run_dir)
+            if was_refused and is_new:
+                shutil.rmtree(run_dir.root, ignore_errors=True)
+            else:
+                with _warned():
+                    write_report(run_dir)
     finally:
         os.close(lock)
     return _conclude(outcome, record, run_dir)
@@ -69,7 +77,7 @@ def _conclude(outcome: Outcome, record: dict[str, Any], run_dir: RunDir) -> int:
     if outcome.end is End.USER_ERROR:
         raise UserError(outcome.message)
     if outcome.end is End.GAVE_UP:
-        print(f"error: {outcome.message}", file=sys.stderr)
+        complain(f"error: {outcome.message}")
     else:
         say(f"stopped: {record['message']}")
     for line in summary(record, run_dir):
@@ -82,6 +90,9 @@ def _supervise(config: Config, run_dir: RunDir, sockets: Path, lock: int, monito
     try:
         return asyncio.run(_run(config, run_dir, sockets, guard, monitor))
     finally:
+        # Nothing is left to interrupt: a second Ctrl-C must not cost the report.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         guard.close()
 
 
@@ -115,10 +126,23 @@ def _report_failure(watching: asyncio.Task[None], supervisor: Supervisor) -> Non
 
 def _view(config: Config, plain: bool) -> View:
     title = f"shoal  {config.run.name}  {config.env.id}  {config.algorithm.name}"
-    if plain or not sys.stdout.isatty():
+    if plain or sys.stdout is None or not sys.stdout.isatty():
         say(f"{title}  {config.run.dir}")
         return PlainView()
     return LiveView(title, config.stop.until_return)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _put_back(files: dict[Path, bytes | None]) -> None:
+    """A refused session leaves a run as it was: it can still be resumed with what it was trained with."""
+    for path, content in files.items():
+        if content is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(content)
 
 
 def _at_home_anywhere(config: Config) -> Config:
@@ -144,7 +168,7 @@ def _warned() -> Iterator[None]:
     try:
         yield
     except (OSError, UserError) as error:
-        print(f"warning: {error}", file=sys.stderr)
+        complain(f"warning: {error}")
 
 
 @contextlib.contextmanager

@@ -90,6 +90,8 @@ class Supervisor:
         """Runs until the run is over and everything has stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as whoever started us wants it, such as nohup
             loop.add_signal_handler(number, self._on_signal, number)
         if time_limit_s is not None:
             text = f"time limit of {time_limit_s / 60:g} min reached"
@@ -160,12 +162,11 @@ class Supervisor:
         if code == 0 and child.spec.role == "learner" and self._is_finished():
             self._end(FINISHED)
             return None
-        if code == USER_ERROR_CODE:
-            line = child.error_line() or f"{child.name} ended with code 2; see {child.log}"
+        if code == USER_ERROR_CODE and (line := child.error_line()):
             self._end(Outcome(End.USER_ERROR, USER_ERROR_CODE, line))
             return None
         lived_s = time.monotonic() - child.started_at
-        decision = self._policies[child.name].crashed(lived_s)
+        decision = self._policies[child.name].crashed(lived_s, code)
         hint = f": {child.last_line()}" if code > 0 and child.last_line() else ""
         if isinstance(decision, GiveUp):
             last = f"the last time it {describe_exit(code)}{hint}"
@@ -185,6 +186,8 @@ class Supervisor:
 
     def _on_signal(self, number: int) -> None:
         if self._over.done():
+            if number == signal.SIGHUP:
+                return  # a closing terminal sends more than one
             self._on_event("killing everything")
             self._guard.kill_group()
             return

@@ -1,7 +1,6 @@
 """`shoal train`: the whole system on this machine, from one command.
 
-Turns the arguments into one configuration; `shoal.cli.session` runs it. Exit codes: 0 finished or out of
-time, 1 given up after too many crashes, 2 the user's mistake, 130 and 143 stopped by Ctrl-C and SIGTERM.
+Turns the arguments into one configuration; `shoal.cli.session` runs it. The exit codes stand in `--help`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -38,15 +36,25 @@ def train(
     steps: Annotated[int | None, typer.Option(help="Stop after training on this many env steps.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")] = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Run directory, runs/NAME-TIME by default; one that exists is resumed."),
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Run directory, runs/NAME-TIME by default. An existing one resumes its checkpoints with the "
+            "configuration given now; `shoal train RUN_DIR` resumes with the saved one.",
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config value; repeatable.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
-    """Train on this machine: starts actors, inference, replay and learner, and shows how it goes."""
+    """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
+
+    Exit codes: 0 finished or out of time, 1 given up after too many crashes,
+    2 your mistake; stopped: 130 by SIGINT (Ctrl-C), 143 by SIGTERM, 129 by SIGHUP.
+    """
+    if run_dir == "":
+        raise UserError("--run-dir is empty: give a directory, or leave it out for runs/NAME-TIME")
     flags = {
         "launch.actors": actors,
         "actor.envs": envs_per_actor,
@@ -57,7 +65,7 @@ def train(
         "stop.until_return": until_return,
         "stop.steps": steps,
         "stop.minutes": minutes,
-        "run.dir": None if run_dir is None else str(run_dir),
+        "run.dir": run_dir,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(resolve(what), [*given, *(set_ or [])])

@@ -5,8 +5,7 @@ Both take the same calls from the monitor, on the event loop, and draw only when
 
 from __future__ import annotations
 
-import os
-import sys
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from shoal.cli import figures
 from shoal.cli.child import Child, State
 from shoal.cli.history import Event, Sample
+from shoal.cli.say import say
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -46,28 +46,23 @@ class PlainView:
         self._now = now
         self._last_line_at: float | None = None
         self._last_sample: Sample | None = None
+        self._last_event_s = 0.0
 
     def event(self, event: Event) -> None:
+        self._last_event_s = event.time_s
         say(f"{figures.clock(event.time_s):>7}  {event.text}", self._out)
 
     def update(self, sample: Sample, children: Sequence[Child], rates: dict[str, float]) -> None:
         now = self._now()
         is_due = self._last_line_at is None or now - self._last_line_at >= PLAIN_EVERY_S
-        if is_due and sample is not self._last_sample:
+        # The time of a log does not run backwards.
+        is_new = sample is not self._last_sample and sample.time_s >= self._last_event_s
+        if is_due and is_new:
             self._last_line_at, self._last_sample = now, sample
             say(plain_line(sample, children), self._out)
 
     def close(self) -> None:
         pass
-
-
-def say(line: str, out: TextIO | None = None) -> None:
-    """Prints a line. A reader that is gone (`| head`) does not end a run: it goes on unseen."""
-    try:
-        print(line, file=out or sys.stdout, flush=True)
-    except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def plain_line(sample: Sample, children: Sequence[Child]) -> str:
@@ -90,7 +85,7 @@ def plain_line(sample: Sample, children: Sequence[Child]) -> str:
 
 
 class LiveView:
-    """One screen that redraws itself in place."""
+    """One screen that redraws itself in place. A terminal that was closed does not end a run."""
 
     def __init__(self, title: str, target: float | None, console: Console | None = None) -> None:
         self._title = title
@@ -98,16 +93,23 @@ class LiveView:
         self._console = console
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS_SHOWN)
         self._live: Live | None = None
+        self._is_gone = False
 
     def event(self, event: Event) -> None:
         self._events.append(event)
 
     def update(self, sample: Sample, children: Sequence[Child], rates: dict[str, float]) -> None:
-        self._started().update(self._render(sample, children, rates), refresh=True)
+        if self._is_gone:
+            return
+        try:
+            self._started().update(self._render(sample, children, rates), refresh=True)
+        except OSError:
+            self._is_gone = True
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
 
     def _started(self) -> Live:
         if self._live is None:
@@ -125,7 +127,8 @@ class LiveView:
         head = Text.assemble((self._title, "bold"), f"   {figures.clock(sample.time_s)}")
         texts = [f"{figures.clock(event.time_s):>7}  {event.text}" for event in self._events]
         lines = [Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in texts]
-        return Group(head, Text(), self._vitals(sample), Text(), _processes(children, rates), *lines)
+        # The processes come last: what does not fit on a small terminal is cut off at the bottom.
+        return Group(head, Text(), self._vitals(sample), Text(), *lines, _processes(children, rates))
 
     def _vitals(self, sample: Sample) -> Table:
         from rich.table import Table

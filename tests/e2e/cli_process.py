@@ -25,7 +25,14 @@ PATIENCE_S = 110.0
 class ShoalProcess:
     """One run of the command. Every process that it starts inherits a mark in its environment."""
 
-    def __init__(self, arguments: list[str], cwd: Path, sockets: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        cwd: Path,
+        sockets: Path,
+        environment: dict[str, str],
+        stdout: int | None = None,
+    ) -> None:
         self.sockets = sockets
         self._mark = uuid.uuid4().hex
         self.stdout_file, self.stderr_file = cwd / f"{self._mark}.out", cwd / f"{self._mark}.err"
@@ -33,13 +40,15 @@ class ShoalProcess:
         own = {MARK: self._mark, "TMPDIR": str(sockets), "PYTHONPATH": path}
         with self.stdout_file.open("wb") as out, self.stderr_file.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "shoal.cli", *arguments],
+                # As the installed command: the working directory is not on its path.
+                [sys.executable, "-P", "-m", "shoal.cli", *arguments],
                 cwd=cwd,
                 env=os.environ | own | environment,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err,
                 process_group=0,
+                preexec_fn=_heed_signals,
             )
 
     @property
@@ -101,12 +110,22 @@ class ShoalProcess:
         self.until(lambda: not any(self.sockets.iterdir()), "removal of the socket directory")
 
 
+def _heed_signals() -> None:
+    """Tests that run in the background of a script have inherited that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
-def shoal(*arguments: str, cwd: Path, environment: dict[str, str] | None = None) -> Iterator[ShoalProcess]:
-    """Starts the command; at the end nothing of it is left, whatever the test found."""
+def shoal(
+    *arguments: str, cwd: Path, environment: dict[str, str] | None = None, stdout: int | None = None
+) -> Iterator[ShoalProcess]:
+    """Starts the command; at the end nothing of it is left, whatever the test found.
+
+    `stdout` is a descriptor to write to instead of the file that `ShoalProcess.stdout` reads.
+    """
     # Short, because the paths of unix sockets are: pytest's own directories are too deep.
     sockets = Path(tempfile.mkdtemp(prefix="e2e", dir="/tmp"))
-    started = ShoalProcess(list(arguments), cwd, sockets, environment or {})
+    started = ShoalProcess(list(arguments), cwd, sockets, environment or {}, stdout)
     try:
         yield started
     finally:

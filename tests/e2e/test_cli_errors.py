@@ -27,6 +27,7 @@ def refused(
         line = complaint(run, code)
         print(f"{time.monotonic() - began:.1f} s: {line}")
         assert not made_nothing or not (tmp_path / "runs").exists()
+        assert not list(tmp_path.glob("runs/*")), "a run that never was leaves nothing"
         return line
 
 
@@ -37,6 +38,7 @@ def complaint(run: ShoalProcess, code: int) -> str:
     assert len(lines) == 1, run.stderr
     assert lines[0].startswith("error: ")
     assert "Traceback" not in run.stdout
+    assert lines[0].removeprefix("error: ") not in run.stdout, "said once"
     return lines[0]
 
 
@@ -44,8 +46,6 @@ def test_unknown_env(tmp_path: Path) -> None:
     line = refused(tmp_path, "CartPol-v1")
     assert "'CartPol-v1'" in line
     assert "did you mean 'CartPole-v1'?" in line
-    (report,) = tmp_path.glob("runs/*/report.html")
-    assert "user error" in report.read_text(), "a failed run has a report too"
 
 
 def test_unknown_config_key(tmp_path: Path) -> None:
@@ -89,9 +89,16 @@ def test_checkpoint_of_another_spec(tmp_path: Path) -> None:
     small = ("--envs-per-actor", "8", "--set", "learner.batch_envs=4", "--run-dir", "run")
     with shoal("train", "CartPole-v1", "--steps", "500", *small, cwd=tmp_path) as run:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
+    run_dir = RunDir(tmp_path / "run")
+    config, result = run_dir.config.read_text(), run_dir.read_result()
     line = refused(tmp_path, "Acrobot-v1", *small)
     assert "CartPole-v1" in line
     assert "Acrobot-v1" in line
+    assert (run_dir.config.read_text(), run_dir.read_result()) == (config, result)
+    assert "Acrobot-v1" in run_dir.report.read_text(), "the report tells of the refusal"
+    with shoal("train", "run", "--steps", "1000", cwd=tmp_path) as run:
+        assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
+    assert run_dir.read_result()["env_steps"] >= 1000
 
 
 def test_run_directory_in_use(tmp_path: Path) -> None:

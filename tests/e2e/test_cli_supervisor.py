@@ -186,6 +186,40 @@ def test_a_learner_that_somebody_else_stopped_is_started_again(tmp_path: Path) -
     assert scene.events == ["learner-0 ended with code 0; restarting in 0.2 s"]
 
 
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    """nohup."""
+
+    async def act(supervisor: Supervisor) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcome = Scene(tmp_path, learner=STAND_BY).play(act, time_limit_s=0.5)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert outcome.end is End.TIME_LIMIT
+
+
+def test_a_closing_terminal_may_say_so_twice(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, learner=STAND_BY)
+
+    async def act(supervisor: Supervisor) -> None:
+        await until(lambda: up(supervisor))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    assert scene.play(act).exit_code == 129
+    assert scene.events == []
+
+
+def test_code_2_without_a_line_is_a_crash(tmp_path: Path) -> None:
+    outcome = Scene(tmp_path, learner=STAND_BY, actor="sys.exit(2)").play()
+    assert outcome.end is End.GAVE_UP
+    assert str(tmp_path) in outcome.message, "the log is all there is"
+
+
 def test_time_limit(tmp_path: Path) -> None:
     outcome = Scene(tmp_path, learner=STAND_BY).play(time_limit_s=0.5)
     assert outcome == Outcome(End.TIME_LIMIT, 0, "time limit of 0.00833333 min reached")

@@ -103,3 +103,49 @@ def test_a_killed_service_is_started_again(tmp_path: Path, service: str) -> None
         assert run.wait() == 143
     _, events = read_history(RunDir(tmp_path / "run").history)
     assert any(said in event.text for event in events)
+
+
+MINE = """
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+gym.register("Mine-v0", entry_point=CartPoleEnv, max_episode_steps=100)
+"""
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_environment_in_the_working_directory(tmp_path: Path, vectorization: str) -> None:
+    """It is found, and nothing else that lies there is taken for a module of ours."""
+    (tmp_path / "mine.py").write_text(MINE)
+    for name in ("yaml.py", "grpc.py", "shoal.py", "services.py"):
+        (tmp_path / name).write_text("raise RuntimeError('taken for a library')")
+    few = ("--envs-per-actor", "4", "--set", "learner.batch_envs=4", "--run-dir", "run")
+    how = ("--steps", "500", "--set", f"env.vectorization={vectorization}")
+    with shoal("train", "mine:Mine-v0", *how, *few, cwd=tmp_path) as run:
+        assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
+
+
+def test_a_terminal_that_is_closed_does_not_cost_the_report(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    master, slave = os.openpty()
+    with shoal("train", "cartpole", *SMALL, cwd=tmp_path, stdout=slave) as run:
+        os.close(slave)
+        screen = b""
+        while b"steps/s" not in screen:
+            screen += os.read(master, 1 << 16)
+        os.close(master)
+        run.send(signal.SIGHUP)
+        assert run.wait() == 129
+        run.assert_nothing_left()
+        assert run.stderr == ""
+    assert json.loads(run_dir.result.read_text())["end"] == "interrupted"
+    assert "<svg" in run_dir.report.read_text()
+
+
+def test_output_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        command = ("train", "cartpole", "--steps", "500", *SMALL)
+        with shoal(*command, cwd=tmp_path, stdout=full.fileno()) as run:
+            assert run.wait() == 0, run.stderr
+            assert run.stderr == ""
+    assert RunDir(tmp_path / "run").report.exists()

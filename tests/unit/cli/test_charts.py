@@ -84,3 +84,9 @@ def test_bar_segments_fill_the_bar() -> None:
     assert "75.0 %" in svg
     assert "waiting-0" in svg
     assert "No data" in stacked_bar([Segment("train", 0.0)])
+
+
+@pytest.mark.parametrize("target", [math.inf, -math.inf, math.nan])
+def test_a_target_that_cannot_be_drawn_is_left_out(target: float) -> None:
+    lines, x, y = [Line("a", [(0.0, 1.0), (1.0, 2.0)])], Axis("x"), Axis("y")
+    assert line_chart(lines, x, y, target=target) == line_chart(lines, x, y)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal import __version__
-from shoal.cli.main import run
+from shoal.cli.app import run
+from shoal.cli.presets import PRESETS
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ from shoal.cli.main import run
         (["train", "X-v0", "--minutes", "-1"], "config key 'stop.minutes'"),
         (["train", "cartpol"], "did you mean 'cartpole'?"),
         (["train", "none.yaml"], "no config file none.yaml"),
+        (["train", ""], "no preset ''"),
+        (["train", "cartpole", "--run-dir", ""], "--run-dir is empty"),
     ],
 )  # fmt: skip
 def test_mistakes(
@@ -62,9 +66,61 @@ def test_help_names_every_axis(capsys: pytest.CaptureFixture[str], monkeypatch: 
         assert flag in text
 
 
+def test_help_names_every_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert run(["train", "--help"]) == 0
+    text = capsys.readouterr().out
+    for code in (
+        "0 finished",
+        "1 given up",
+        "2 your mistake",
+        "130 by SIGINT",
+        "143 by SIGTERM",
+        "129 by SIGHUP",
+    ):
+        assert code in text
+
+
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from shoal.cli.main import main
+main()
+"""
+
+
+def test_ctrl_c_during_imports_is_quiet() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", ">&-", ">&- 2>&-"])
+@pytest.mark.parametrize("arguments", ["--version", "--help", "report run"])
+def test_output_that_cannot_be_written(tmp_path: Path, arguments: str, redirection: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "history.jsonl").touch()
+    command = f"'{sys.executable}' -m shoal.cli {arguments} {redirection}"
+    environment = os.environ | {"PYTHONPATH": str(PRESETS.parent)}
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 1
+    assert done.returncode in (0, 1)
+    assert arguments != "report run" or (done.returncode == 0 and (tmp_path / "run/report.html").exists())
+
+
 def test_command_starts_without_what_only_services_need() -> None:
     """Half a second of imports before the first process starts would be half a second of every run."""
-    code = "import sys, shoal.cli.main; print(*sys.modules)"
+    code = "import sys, shoal.cli.app; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.plan import ProcessSpec, child_environment, plan_processes
+from shoal.cli.presets import PRESETS
 from shoal.config import Config, load_config
 
 SOCKETS = Path("/tmp/shoal-x")
@@ -74,14 +75,12 @@ def test_command_runs_the_service_with_the_runs_config() -> None:
     assert command[module : module + 4] == ["-m", "services.actor", "--config", "/runs/x/config.yaml"]
 
 
-def test_a_folder_of_the_users_does_not_hide_the_services(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_the_users_hide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = plan()["actor-0"]
     monkeypatch.chdir(tmp_path)
-    assert "-P" not in spec.command(Path("c.yaml"))
-    (tmp_path / "services").mkdir()
     assert "-P" in spec.command(Path("c.yaml"))
+    monkeypatch.chdir(PRESETS.parent)
+    assert "-P" not in spec.command(Path("c.yaml")), "a checkout need not be installed"
 
 
 def test_token_travels_in_the_environment_only() -> None:

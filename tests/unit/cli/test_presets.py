@@ -60,6 +60,23 @@ def test_run_directory_is_resumed_where_it_is_now(tmp_path: Path) -> None:
     assert (config.run.dir, config.run.name, config.learner.batch_envs) == (run, "old", 7)
 
 
+@pytest.mark.parametrize("name", ["some", "d.yaml", "Maze-v0"])
+def test_directory_without_a_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(
+        UserError, match=rf"{name} is a directory without config\.yaml, so there is no run to resume"
+    ):
+        resolve(str(tmp_path / name))
+
+
+def test_a_directory_does_not_hide_a_preset(
+    tmp_path: Path, presets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pong").mkdir()
+    assert resolve("pong", presets).file == presets / "pong.yaml"
+
+
 def test_flags_win_over_the_file_and_later_ones_over_earlier(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("actor: {envs: 4}\nlaunch: {actors: 2}\n")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli.app import run
 from shoal.cli.history import Event, History, Sample
-from shoal.cli.main import run
 from shoal.cli.report import build_report
 from shoal.cli.run_dir import RunDir
 from shoal.config import load_config, to_yaml

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +58,7 @@ def test_plain_view_prints_every_few_seconds_and_every_event() -> None:
     view.update(replace(SAMPLE), children(), {})
     view.event(Event(76.0, "actor-0 was killed by SIGKILL; restarting in 0.2 s"))
     now[0] += PLAIN_EVERY_S / 2
-    view.update(replace(SAMPLE), children(), {})
+    view.update(replace(SAMPLE, time_s=80.0), children(), {})
     lines = out.getvalue().splitlines()
     assert [line.split()[1] for line in lines] == ["return", "actor-0", "return"]
     assert lines[1] == "   1:16  actor-0 was killed by SIGKILL; restarting in 0.2 s"
@@ -71,18 +73,64 @@ def test_plain_view_says_nothing_when_nothing_is_new() -> None:
     assert len(out.getvalue().splitlines()) == 1
 
 
+def test_plain_view_does_not_go_back_in_time() -> None:
+    """What the last poll saw is older than what happened while all stopped."""
+    out = io.StringIO()
+    view = PlainView(out, lambda: 100.0)
+    view.event(Event(SAMPLE.time_s + 1, "time limit reached"))
+    view.update(SAMPLE, children(), {})
+    assert len(out.getvalue().splitlines()) == 1
+
+
+def live_view(out: io.StringIO, height: int = 50) -> LiveView:
+    console = Console(file=out, width=110, height=height, force_terminal=True, color_system=None)
+    return LiveView("shoal  cartpole", 475.0, console)
+
+
 def draw(sample: Sample, shown: list[Child], rates: dict[str, float], *events: str) -> str:
     out = io.StringIO()
-    view = LiveView(
-        "shoal  cartpole",
-        475.0,
-        Console(file=out, width=110, height=50, force_terminal=True, color_system=None),
-    )
+    view = live_view(out)
     for text in events:
         view.event(Event(1.0, text))
     view.update(sample, shown, rates)
     view.close()
     return out.getvalue()
+
+
+def test_a_small_terminal_shows_the_events() -> None:
+    out = io.StringIO()
+    view = live_view(out, height=12)
+    for number in range(4):
+        view.event(Event(1.0, f"event {number}"))
+    view.update(SAMPLE, children("launch.actors=4", "launch.replay_shards=4"), {})
+    assert all(f"event {number}" in out.getvalue() for number in range(4))
+
+
+class ClosedTerminal(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_closed_terminal_ends_nothing() -> None:
+    before = (sys.stdout, sys.stderr)
+    out = ClosedTerminal()
+    view = live_view(out)
+    view.update(SAMPLE, children(), {})
+    out.is_closed = True
+    for _ in range(2):
+        view.update(SAMPLE, children(), {})
+    view.close()
+    assert (sys.stdout, sys.stderr) == before
+
+    plain = PlainView(out)
+    plain.event(Event(1.0, "nobody reads this"))
+    plain.update(SAMPLE, children(), {})
 
 
 def test_live_screen_has_every_figure() -> None:
