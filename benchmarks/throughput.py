@@ -17,7 +17,7 @@ class Settings:
     """What P1 is measured with."""
 
     envs_per_message: int
-    groups: int = 2
+    groups: int = 4
     unroll_length: int = 20
     warm_up_s: float = 5.0
     measure_s: float = 20.0
