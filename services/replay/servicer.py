@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -17,7 +17,7 @@ from prometheus_client import Gauge
 from services.replay.metrics import ReplayMetrics
 from services.replay.read_ahead import ReadAhead
 from services.replay.tables import DRAINING
-from shoal.clients.replay import Ack, Outcome, ReplayBackend, Sampled, TableStats
+from shoal.clients.replay import Ack, Outcome, ReplayBackend, Sampled
 from shoal.clients.replay_grpc import ACCEPTED_KEY
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.records import Life
@@ -94,7 +94,7 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         return pb.UpdatePrioritiesResponse(num_updated=done.num_updated, num_gone=done.num_gone)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
-        return pb.StatsResponse(tables=[_stats_to_proto(stats) for stats in self._backend.stats()])
+        return pb.StatsResponse(tables=[pb.TableStats(**asdict(stats)) for stats in self._backend.stats()])
 
     def end_appends(self) -> None:
         """End every append stream as unavailable; what it has not answered yet is the client's to resend."""
@@ -158,23 +158,4 @@ def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
         num_items=sampled.num_items,
         num_bytes=sampled.num_bytes,
         priority_mass=sampled.priority_mass,
-    )
-
-
-def _stats_to_proto(stats: TableStats) -> pb.TableStats:
-    return pb.TableStats(
-        table=stats.table,
-        kind=stats.kind,
-        num_items=stats.num_items,
-        num_bytes=stats.num_bytes,
-        max_items=stats.max_items,
-        max_bytes=stats.max_bytes,
-        num_inserted=stats.num_inserted,
-        num_sampled_out=stats.num_sampled_out,
-        num_evicted=stats.num_evicted,
-        num_rejected=stats.num_rejected,
-        num_duplicates=stats.num_duplicates,
-        num_insert_timeouts=stats.num_insert_timeouts,
-        insert_wait_s=stats.insert_wait_s,
-        sample_wait_s=stats.sample_wait_s,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import grpc
@@ -185,20 +186,6 @@ def _milliseconds(timeout_s: float) -> int:
     return min(max(round(timeout_s * 1000), 1), _MAX_TIMEOUT_MS) if timeout_s > 0 else 0
 
 
-def _stats_from_proto(stats: pb.TableStats) -> TableStats:
-    return TableStats(
-        table=stats.table,
-        kind=stats.kind,
-        num_items=stats.num_items,
-        num_bytes=stats.num_bytes,
-        max_items=stats.max_items,
-        max_bytes=stats.max_bytes,
-        num_inserted=stats.num_inserted,
-        num_sampled_out=stats.num_sampled_out,
-        num_evicted=stats.num_evicted,
-        num_rejected=stats.num_rejected,
-        num_duplicates=stats.num_duplicates,
-        num_insert_timeouts=stats.num_insert_timeouts,
-        insert_wait_s=stats.insert_wait_s,
-        sample_wait_s=stats.sample_wait_s,
-    )
+def _stats_from_proto(message: pb.TableStats) -> TableStats:
+    """The record and the message have the same fields."""
+    return TableStats(**{field.name: getattr(message, field.name) for field in fields(TableStats)})

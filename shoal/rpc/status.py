@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -126,8 +127,9 @@ class HandlerInterceptor(grpc.aio.ServerInterceptor):
             return None
         return self._wrapped.setdefault(method, self.wrap(handler, method))
 
+    @abstractmethod
     def wrap(self, handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-        raise NotImplementedError
+        """The handler to use instead."""
 
 
 class StatusInterceptor(HandlerInterceptor):
