@@ -68,6 +68,7 @@ class Engine:
         self._crash: asyncio.Future[None] = self._loop.create_future()
         self._model: _Model | None = None
         self._adopting = asyncio.Lock()
+        self._installing = asyncio.Lock()
         self._adopted = asyncio.Event()
         self._draining = False
         self._closed = False
@@ -172,18 +173,20 @@ class Engine:
 
         Raises UserError if they do not fit the policy; the old ones stay in use.
         """
-        if self._model is None:
-            raise FailedPreconditionError("weights before any actor told the environment's spec")
-        if snapshot.version <= self._version:
-            return False
-        start_s = self._clock()
-        await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
-        self._metrics.weight_load.inc(self._clock() - start_s)
-        self._metrics.weight_swaps.inc()
-        self._metrics.policy_version.set(snapshot.version)
-        self._version = snapshot.version
-        self._settle("")
-        return True
+        # One at a time: an older version that is still loading must not overtake a newer one.
+        async with self._installing:
+            if self._model is None:
+                raise FailedPreconditionError("weights before any actor told the environment's spec")
+            if snapshot.version <= self._version:
+                return False
+            start_s = self._clock()
+            await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
+            self._metrics.weight_load.inc(self._clock() - start_s)
+            self._metrics.weight_swaps.inc()
+            self._metrics.policy_version.set(snapshot.version)
+            self._version = snapshot.version
+            self._settle("")
+            return True
 
     async def _adopt(self, spec: EnvSpec) -> _Model:
         async with self._adopting:
