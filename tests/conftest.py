@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,10 @@ settings.load_profile("shoal")
 
 # Must be set before torch is first imported; many small thread pools on few cores only disturb each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A run in the background or under nohup inherits ignored signals, which many tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Helpers of Python's own multiprocessing: one per interpreter, they live as long as it does.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
