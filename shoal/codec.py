@@ -7,9 +7,10 @@ anything is allocated, and refuses output of any other length.
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import lz4.block
 import numpy as np
@@ -36,6 +37,12 @@ MAX_RANK = 16
 MIN_COMPRESS_BYTES = 64
 # uint8 arrays of this rank are frames over time: [T+1, E, height, width, ...].
 FRAMES_RANK = 4
+# From this many bytes per row on, adding rows one by one is faster than NumPy's accumulate over columns.
+MIN_WIDE_ROW_BYTES = 256
+
+# NumPy's own way from dtype to name and back costs more than unpacking a small array.
+_DTYPE_OF = {name: np.dtype(name) for name in DTYPES}
+_NAME_OF = {dtype: name for name, dtype in _DTYPE_OF.items()}
 
 
 class Codec(Enum):
@@ -46,8 +53,11 @@ class Codec(Enum):
     DELTA_LZ4 = "delta_lz4"
 
 
-@dataclass(frozen=True)
-class Encoded:
+# Python 3.11 looks members up slowly, and every array asks for some.
+_RAW, _LZ4, _DELTA_LZ4 = Codec.RAW, Codec.LZ4, Codec.DELTA_LZ4
+
+
+class Encoded(NamedTuple):
     """A packed array with all that is needed to check and unpack it."""
 
     dtype: str
@@ -60,21 +70,23 @@ class Encoded:
 
 def encode(array: np.ndarray, *, compress: bool = True) -> Encoded:
     """Pack an array; whatever does not shrink goes as it is."""
-    dtype = array.dtype.name
-    if dtype not in DTYPES:
-        raise InvalidArgumentError(f"cannot encode dtype {dtype}: supported are {', '.join(DTYPES)}")
-    if array.dtype.byteorder == ">":
+    dtype = _NAME_OF.get(array.dtype)
+    if dtype is None:
+        dtype = array.dtype.name
+        if dtype not in _DTYPE_OF:
+            raise InvalidArgumentError(f"cannot encode dtype {dtype}: supported are {', '.join(DTYPES)}")
         array = array.astype(dtype)
-    codec, data = Codec.RAW, None
-    if compress and array.nbytes >= MIN_COMPRESS_BYTES:
+    num_bytes = array.nbytes
+    codec, data = _RAW, None
+    if compress and num_bytes >= MIN_COMPRESS_BYTES:
         source = np.ascontiguousarray(array)
         if dtype == "uint8" and array.ndim >= FRAMES_RANK:
-            codec, data = Codec.DELTA_LZ4, _lz4(_time_differences(source))
+            codec, data = _DELTA_LZ4, _lz4(_time_differences(source))
         else:
-            codec, data = Codec.LZ4, _lz4(source)
-    if data is None or len(data) >= array.nbytes:
-        codec, data = Codec.RAW, array.tobytes()
-    return Encoded(dtype, array.shape, codec, array.nbytes, crc32c(data), data)
+            codec, data = _LZ4, _lz4(source)
+    if data is None or len(data) >= num_bytes:
+        codec, data = _RAW, array.tobytes()
+    return Encoded(dtype, array.shape, codec, num_bytes, crc32c(data), data)
 
 
 def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
@@ -82,40 +94,46 @@ def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
 
     Raises LimitError or InvalidArgumentError, with bounded memory, whatever `encoded` holds.
     """
-    num_bytes = raw_nbytes(encoded.dtype, encoded.shape, max_bytes)
-    if encoded.raw_bytes != num_bytes:
+    return unpack(encoded, raw_nbytes(encoded.dtype, encoded.shape, max_bytes))
+
+
+def unpack(encoded: Encoded, num_bytes: int) -> np.ndarray:
+    """`decode` for whom knows already that `raw_nbytes` is `num_bytes` and within the limits."""
+    dtype, shape, codec, raw_bytes, crc, data = encoded
+    if raw_bytes != num_bytes:
         raise InvalidArgumentError(
-            f"tensor claims {encoded.raw_bytes} bytes, "
-            f"but {encoded.dtype}{list(encoded.shape)} has {num_bytes}"
+            f"tensor claims {raw_bytes} bytes, but {dtype}{list(shape)} has {num_bytes}"
         )
-    if crc32c(encoded.data) != encoded.crc32c:
+    if crc32c(data) != crc:
         raise InvalidArgumentError("tensor is corrupt: its CRC32C does not match its data")
-    raw = encoded.data if encoded.codec is Codec.RAW else _unlz4(encoded.data, num_bytes)
+    raw = data if codec is _RAW else _unlz4(data, num_bytes, writable=codec is _DELTA_LZ4)
     if len(raw) != num_bytes:
         raise InvalidArgumentError(f"tensor holds {len(raw)} bytes instead of {num_bytes}")
-    if encoded.dtype == "bool" and num_bytes and np.frombuffer(raw, np.uint8).max() > 1:
+    # Whatever is left when all zeros and ones are taken out.
+    if dtype == "bool" and raw.translate(None, b"\0\1"):
         raise InvalidArgumentError("bool tensor holds bytes other than 0 and 1")
-    array = np.frombuffer(raw, dtype=encoded.dtype).reshape(encoded.shape)
-    if encoded.codec is Codec.DELTA_LZ4:
-        if encoded.dtype != "uint8" or not encoded.shape:
-            raise InvalidArgumentError(
-                f"delta coding is for uint8 frames, not {encoded.dtype}{list(encoded.shape)}"
-            )
-        array = np.add.accumulate(array, axis=0, dtype=np.uint8)
+    array: np.ndarray = np.ndarray(shape, _DTYPE_OF[dtype], raw)
+    if codec is _DELTA_LZ4:
+        if dtype != "uint8" or not shape:
+            raise InvalidArgumentError(f"delta coding is for uint8 frames, not {dtype}{list(shape)}")
+        _add_up(array)
     return array
 
 
 def raw_nbytes(dtype: str, shape: tuple[int, ...], max_bytes: int) -> int:
     """Size of an array, checked against a limit before anything of that size exists."""
-    if dtype not in DTYPES:
+    if dtype not in _DTYPE_OF:
         raise InvalidArgumentError(f"unknown dtype {dtype!r}: supported are {', '.join(DTYPES)}")
     if len(shape) > MAX_RANK:
         raise LimitError(f"tensor of rank {len(shape)} is above the limit of {MAX_RANK}")
-    if any(dim < 0 for dim in shape):
-        raise InvalidArgumentError(f"tensor shape {list(shape)} has a negative dimension")
-    num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    # NumPy refuses an array without elements if its other dimensions are beyond all bounds.
-    if math.prod(max(dim, 1) for dim in shape) * np.dtype(dtype).itemsize > max_bytes:
+    itemsize = _DTYPE_OF[dtype].itemsize
+    num_bytes = extent = math.prod(shape) * itemsize
+    if shape and min(shape) <= 0:
+        if min(shape) < 0:
+            raise InvalidArgumentError(f"tensor shape {list(shape)} has a negative dimension")
+        # NumPy refuses an array without elements if its other dimensions are beyond all bounds.
+        extent = math.prod(max(dim, 1) for dim in shape) * itemsize
+    if extent > max_bytes:
         raise LimitError(
             f"tensor {dtype}{list(shape)} of {num_bytes} bytes is above the limit of {max_bytes} bytes"
         )
@@ -124,17 +142,30 @@ def raw_nbytes(dtype: str, shape: tuple[int, ...], max_bytes: int) -> int:
 
 def _time_differences(frames: np.ndarray) -> np.ndarray:
     """Each frame minus the one before it, modulo 256; the first stays whole."""
-    differences = frames.copy()
+    differences = np.empty_like(frames)
+    differences[:1] = frames[:1]
     np.subtract(frames[1:], frames[:-1], out=differences[1:])
     return differences
 
 
+def _add_up(differences: np.ndarray) -> None:
+    """The inverse, in place."""
+    if math.prod(differences.shape[1:]) < MIN_WIDE_ROW_BYTES:
+        np.add.accumulate(differences, axis=0, dtype=np.uint8, out=differences)
+        return
+    for before, row in itertools.pairwise(differences):
+        row += before
+
+
 def _lz4(array: np.ndarray) -> bytes:
-    return bytes(lz4.block.compress(array.data.cast("B"), store_size=False))
+    return bytes(lz4.block.compress(array, store_size=False))
 
 
-def _unlz4(data: bytes, num_bytes: int) -> bytes:
+def _unlz4(data: bytes, num_bytes: int, *, writable: bool) -> bytes | bytearray:
     try:
-        return bytes(lz4.block.decompress(data, uncompressed_size=num_bytes))
+        raw: bytes | bytearray = lz4.block.decompress(
+            data, uncompressed_size=num_bytes, return_bytearray=writable
+        )
     except lz4.block.LZ4BlockError as error:
         raise InvalidArgumentError(f"tensor is no LZ4 block of {num_bytes} bytes: {error}") from None
+    return raw

@@ -107,6 +107,9 @@ class Trajectory:
 
     columns: Columns
     episodes: tuple[Episode, ...] = ()
+    # Which of its sender's environments this is, if it is one alone, and its steps before row 0.
+    stream: int = 0
+    first_step: int = 0
 
     @property
     def unroll_length(self) -> int:
@@ -133,12 +136,38 @@ class Life:
 
 @dataclass(frozen=True)
 class Item:
-    """A stored trajectory as replay hands it out: identity and serialised `Trajectory` message."""
+    """What a queue or sequence table hands out: identity and serialised `Trajectory` messages.
+
+    One message, or the consecutive unrolls of a longer sequence. `mass` is its part of the priority mass.
+    """
 
     key: int
     life: Life
     sequence: int
-    payload: bytes
+    payloads: tuple[bytes, ...]
+    mass: float = 1.0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.payloads))
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """What a transition table hands out: row i of every column is one transition.
+
+    Columns: `observation...` and `next_observation...` (the names of the trajectory's columns, the latter
+    with `next_` in front), `action`, `reward` (n-step sum), `discount` (gamma ^ steps; 0 after a terminal
+    step), `num_steps`, `policy_version`, and whatever else the trajectory had, as of its first
+    step. `terminated`, `truncated` and `first` are left out: `discount` says it for all steps of the row.
+    """
+
+    keys: np.ndarray
+    masses: np.ndarray
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 @dataclass(frozen=True)

@@ -52,76 +52,108 @@ def check_protocol_version(version: int) -> None:
 
 
 def tensor_to_proto(array: np.ndarray, *, compress: bool) -> tensor_pb2.Tensor:
-    encoded = codec.encode(array, compress=compress)
-    return tensor_pb2.Tensor(
-        dtype=_DTYPE_TO_PROTO[encoded.dtype],  # type: ignore[arg-type]
-        shape=encoded.shape,
-        codec=_CODEC_TO_PROTO[encoded.codec],  # type: ignore[arg-type]
-        raw_bytes=encoded.raw_bytes,
-        crc32c=encoded.crc32c,
-        data=encoded.data,
-    )
+    message = tensor_pb2.Tensor()
+    _write_tensor(array, message, compress=compress)
+    return message
 
 
 def tensor_from_proto(message: tensor_pb2.Tensor, max_bytes: int) -> np.ndarray:
-    return codec.decode(
-        codec.Encoded(
-            dtype=_dtype_name(message.dtype),
-            shape=_tensor_shape(message),
-            codec=_codec_of(message.codec),
-            raw_bytes=message.raw_bytes,
-            crc32c=message.crc32c,
-            data=message.data,
-        ),
-        max_bytes,
-    )
+    return codec.decode(_encoded_of(message), max_bytes)
 
 
 def columns_to_proto(columns: Columns, *, compress: bool) -> list[tensor_pb2.NamedTensor]:
-    return [
-        tensor_pb2.NamedTensor(name=name, tensor=tensor_to_proto(array, compress=compress))
-        for name, array in columns.items()
-    ]
+    message = trajectory_pb2.Trajectory()
+    _write_columns(columns, message, compress=compress)
+    return list(message.columns)
 
 
-def columns_from_proto(messages: Iterable[tensor_pb2.NamedTensor], max_bytes: int) -> Columns:
-    columns: Columns = {}
+def columns_from_proto(
+    messages: Iterable[tensor_pb2.NamedTensor], max_bytes: int, max_total_bytes: int | None = None
+) -> Columns:
+    """`max_bytes` bounds each column; nothing is unpacked before all sizes are found to be allowed."""
+    packed: dict[str, tuple[codec.Encoded, int]] = {}
+    total = 0
     for message in messages:
-        if message.name in columns:
-            raise InvalidArgumentError(f"column {message.name!r} appears twice")
-        columns[message.name] = tensor_from_proto(message.tensor, max_bytes)
-    return columns
+        name = message.name
+        if name in packed:
+            raise InvalidArgumentError(f"column {name!r} appears twice")
+        encoded = _encoded_of(message.tensor)
+        num_bytes = codec.raw_nbytes(encoded.dtype, encoded.shape, max_bytes)
+        packed[name] = encoded, num_bytes
+        total += num_bytes
+    if max_total_bytes is not None and total > max_total_bytes:
+        raise LimitError(
+            f"trajectory of {total} bytes is above the limit of {max_total_bytes} bytes "
+            "(limits.max_trajectory_bytes)"
+        )
+    return {name: codec.unpack(encoded, num_bytes) for name, (encoded, num_bytes) in packed.items()}
 
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
     """The bytes that travel to the replay, are stored there and reach the learner unchanged."""
-    message = trajectory_pb2.Trajectory(
-        columns=columns_to_proto(trajectory.columns, compress=True),
-        episodes=[
-            trajectory_pb2.Episode(episode_return=e.episode_return, num_steps=e.num_steps)
-            for e in trajectory.episodes
-        ],
-    )
+    message = trajectory_pb2.Trajectory(stream=trajectory.stream, first_step=trajectory.first_step)
+    _write_columns(trajectory.columns, message, compress=True)
+    for episode in trajectory.episodes:
+        message.episodes.add(episode_return=episode.episode_return, num_steps=episode.num_steps)
     return message.SerializeToString()
 
 
 def decode_trajectory(payload: bytes, limits: LimitsSection) -> Trajectory:
     """Parse and check a trajectory completely: sizes first, then CRCs, contents and shapes."""
-    message = trajectory_pb2.Trajectory()
-    try:
-        _check_num_fields(payload)
-        message.ParseFromString(payload)
-    except (DecodeError, IndexError):
-        raise InvalidArgumentError("payload is no Trajectory message") from None
-    if len(message.columns) > MAX_COLUMNS:
-        raise LimitError(f"trajectory has {len(message.columns)} columns: at most {MAX_COLUMNS} are allowed")
-    _check_total_size(message.columns, limits)
-    columns = columns_from_proto(message.columns, limits.max_tensor_bytes)
+    message = _parse(payload)
+    columns = columns_from_proto(message.columns, limits.max_tensor_bytes, limits.max_trajectory_bytes)
     num_rows, num_envs = _check_leading_axes(columns)
     most = (num_rows - 1) * num_envs
     if len(message.episodes) > most:
         raise LimitError(f"trajectory of {most} steps says that {len(message.episodes)} episodes ended in it")
-    return Trajectory(columns, tuple(_episode_from_proto(episode) for episode in message.episodes))
+    episodes = tuple([_episode_from_proto(episode) for episode in message.episodes])
+    return Trajectory(columns, episodes, message.stream, message.first_step)
+
+
+def decode_sequence(payloads: Sequence[bytes], limits: LimitsSection) -> Trajectory:
+    """Consecutive unrolls of one stream as one trajectory: the rows of each but its last, then the last row.
+
+    The episodes of all in order; `stream` and `first_step` of the first. One payload is decoded as it is.
+    Together they are bounded by `limits.max_trajectory_bytes`.
+    """
+    if not payloads:
+        raise InvalidArgumentError("sequence of no trajectories: at least one is needed")
+    unrolls = [decode_trajectory(payloads[0], limits)]
+    num_bytes = _nbytes(unrolls[0])
+    for payload in payloads[1:]:
+        unrolls.append(decode_trajectory(payload, limits))
+        num_bytes += _nbytes(unrolls[-1])
+        if num_bytes > limits.max_trajectory_bytes:
+            raise LimitError(
+                f"sequence of {len(payloads)} trajectories has more than {limits.max_trajectory_bytes} bytes "
+                "(limits.max_trajectory_bytes)"
+            )
+        _check_continues(unrolls[-2], unrolls[-1])
+    if len(unrolls) == 1:
+        return unrolls[0]
+    columns = {
+        name: np.concatenate([*(unroll.columns[name][:-1] for unroll in unrolls[:-1]), last])
+        for name, last in unrolls[-1].columns.items()
+    }
+    episodes = tuple(episode for unroll in unrolls for episode in unroll.episodes)
+    return Trajectory(columns, episodes, unrolls[0].stream, unrolls[0].first_step)
+
+
+def encode_columns(columns: Columns, *, compress: bool = True) -> bytes:
+    """Rows (the same number in every column) as bytes that `decode_columns` takes."""
+    message = trajectory_pb2.Trajectory()
+    _write_columns(columns, message, compress=compress)
+    return message.SerializeToString()
+
+
+def decode_columns(payload: bytes, limits: LimitsSection) -> Columns:
+    """Parse and check rows: `limits.max_trajectory_bytes` bounds all of them together."""
+    message = _parse(payload)
+    columns = columns_from_proto(message.columns, limits.max_tensor_bytes, limits.max_trajectory_bytes)
+    shapes = {name: list(array.shape) for name, array in columns.items()}
+    if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        raise InvalidArgumentError(f"columns must have the same number of rows, not shapes {shapes}")
+    return columns
 
 
 def spec_to_proto(spec: EnvSpec) -> spec_pb2.EnvSpec:
@@ -198,11 +230,69 @@ def _checked_shape(dims: Sequence[int]) -> tuple[int, ...]:
     return shape
 
 
-def _tensor_shape(message: tensor_pb2.Tensor) -> tuple[int, ...]:
+def _write_columns(columns: Columns, message: trajectory_pb2.Trajectory, *, compress: bool) -> None:
+    """Written in place: messages made one by one would be copied into each other."""
+    for name, array in columns.items():
+        column = message.columns.add()
+        column.name = name
+        _write_tensor(array, column.tensor, compress=compress)
+
+
+def _write_tensor(array: np.ndarray, message: tensor_pb2.Tensor, *, compress: bool) -> None:
+    encoded = codec.encode(array, compress=compress)
+    message.dtype = _DTYPE_TO_PROTO[encoded.dtype]  # type: ignore[assignment]
+    message.shape.extend(encoded.shape)
+    message.codec = _CODEC_TO_PROTO[encoded.codec]  # type: ignore[assignment]
+    message.raw_bytes = encoded.raw_bytes
+    message.crc32c = encoded.crc32c
+    message.data = encoded.data
+
+
+def _encoded_of(message: tensor_pb2.Tensor) -> codec.Encoded:
+    dtype = _DTYPE_FROM_PROTO.get(message.dtype)
+    if dtype is None:
+        raise InvalidArgumentError(f"unknown tensor dtype {message.dtype}")
+    how = _CODEC_FROM_PROTO.get(message.codec)
+    if how is None:
+        raise InvalidArgumentError(f"unknown tensor codec {message.codec}")
+    shape = message.shape
     # Before there is a tuple of it: a message may name millions of dimensions.
-    if len(message.shape) > codec.MAX_RANK:
-        raise LimitError(f"tensor of rank {len(message.shape)} is above the limit of {codec.MAX_RANK}")
-    return tuple(message.shape)
+    if len(shape) > codec.MAX_RANK:
+        raise LimitError(f"tensor of rank {len(shape)} is above the limit of {codec.MAX_RANK}")
+    return codec.Encoded(dtype, tuple(shape[:]), how, message.raw_bytes, message.crc32c, message.data)
+
+
+def _parse(payload: bytes) -> trajectory_pb2.Trajectory:
+    """The message, its number of fields within bounds and none of its tensors unpacked yet."""
+    try:
+        _check_num_fields(payload)
+        message = trajectory_pb2.Trajectory.FromString(payload)
+    except (DecodeError, IndexError):
+        raise InvalidArgumentError("payload is no Trajectory message") from None
+    if len(message.columns) > MAX_COLUMNS:
+        raise LimitError(f"trajectory has {len(message.columns)} columns: at most {MAX_COLUMNS} are allowed")
+    return message
+
+
+def _nbytes(trajectory: Trajectory) -> int:
+    return sum(array.nbytes for array in trajectory.columns.values())
+
+
+def _check_continues(before: Trajectory, unroll: Trajectory) -> None:
+    end = before.first_step + before.unroll_length
+    if (unroll.stream, unroll.first_step) != (before.stream, end):
+        raise InvalidArgumentError(
+            f"trajectories are not consecutive: step {end} of stream {before.stream} is followed by "
+            f"step {unroll.first_step} of stream {unroll.stream}"
+        )
+    signatures = [
+        {name: (array.dtype.name, array.shape[1:]) for name, array in t.columns.items()}
+        for t in (before, unroll)
+    ]
+    if signatures[0] != signatures[1]:
+        raise InvalidArgumentError(
+            f"consecutive trajectories differ in their columns: {signatures[0]} and {signatures[1]}"
+        )
 
 
 def _check_num_fields(payload: bytes) -> None:
@@ -211,7 +301,8 @@ def _check_num_fields(payload: bytes) -> None:
     What is malformed is left to the parser, or raises IndexError.
     """
     at = count = 0
-    while at < len(payload):
+    end = len(payload)
+    while at < end:
         count += 1
         if count > MAX_COLUMNS + MAX_EPISODES:
             raise LimitError(
@@ -220,11 +311,11 @@ def _check_num_fields(payload: bytes) -> None:
             )
         tag, at = _varint(payload, at)
         kind = tag & 7
-        if kind == 0:
-            _, at = _varint(payload, at)
-        elif kind == 2:
+        if kind == 2:
             length, at = _varint(payload, at)
             at += length
+        elif kind == 0:
+            _, at = _varint(payload, at)
         elif kind in _FIXED_BYTES:
             at += _FIXED_BYTES[kind]
         else:
@@ -233,26 +324,17 @@ def _check_num_fields(payload: bytes) -> None:
 
 def _varint(payload: bytes, at: int) -> tuple[int, int]:
     """A number of up to 64 bits, seven to a byte, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = payload[at]
+    value = payload[at]
+    if value < 0x80:
+        return value, at + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
         at += 1
+        byte = payload[at]
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value, at
+            return value, at + 1
     raise IndexError
-
-
-def _check_total_size(columns: Iterable[tensor_pb2.NamedTensor], limits: LimitsSection) -> None:
-    total = sum(
-        codec.raw_nbytes(_dtype_name(c.tensor.dtype), _tensor_shape(c.tensor), limits.max_tensor_bytes)
-        for c in columns
-    )
-    if total > limits.max_trajectory_bytes:
-        raise LimitError(
-            f"trajectory of {total} bytes is above the limit of {limits.max_trajectory_bytes} bytes "
-            "(limits.max_trajectory_bytes)"
-        )
 
 
 def _check_leading_axes(columns: Columns) -> tuple[int, int]:
@@ -278,10 +360,3 @@ def _dtype_name(number: int) -> str:
         return _DTYPE_FROM_PROTO[number]
     except KeyError:
         raise InvalidArgumentError(f"unknown tensor dtype {number}") from None
-
-
-def _codec_of(number: int) -> codec.Codec:
-    try:
-        return _CODEC_FROM_PROTO[number]
-    except KeyError:
-        raise InvalidArgumentError(f"unknown tensor codec {number}") from None

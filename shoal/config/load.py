@@ -10,15 +10,19 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from shoal.config.tables import SampledTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SHOAL__"
+
+# Kinds of tables, by algorithm.
+LEARNS_FROM = {"impala": ("queue", "sequence")}
 
 Tree = dict[str, Any]
 
@@ -41,6 +45,28 @@ def build_config(tree: Tree) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
+
+
+def check_trainable(config: Config) -> None:
+    """Refuse a `learner.table` that is not there or that the algorithm cannot learn from. For whoever trains
+    or fills it: a replay on its own holds any tables."""
+    algorithm, name = config.algorithm.name, config.learner.table
+    table = config.replay.tables.get(name)
+    if table is None:
+        names = ", ".join(config.replay.tables)
+        raise ConfigError(f"config key 'learner.table': {name!r} is not one of replay.tables ({names})")
+    path = f"replay.tables.{name}"
+    if table.kind not in LEARNS_FROM[algorithm]:
+        kinds = " or ".join(LEARNS_FROM[algorithm])
+        raise ConfigError(
+            f"config key '{path}.kind': {algorithm} learns from unrolls and cannot use single transitions "
+            f"(learner.table is {name!r}, of kind {table.kind!r}): set it to {kinds}"
+        )
+    if isinstance(table, SampledTable) and table.alpha > 0:
+        raise ConfigError(
+            f"config key '{path}.alpha': {algorithm} sets no priorities and uses no importance weights "
+            f"(got {table.alpha}): set it to 0"
+        )
 
 
 def to_yaml(config: Config) -> str:
@@ -129,38 +155,72 @@ def _explain(error: ValidationError) -> str:
 
 
 def _explain_one(problem: Any) -> str:
-    path = ".".join(str(part) for part in problem["loc"])
+    keys, section, kinds = _locate(problem["loc"])
+    path = ".".join(keys)
     if problem["type"] == "extra_forbidden":
-        return f"unknown config key {path!r}{_nearest(problem['loc'])}"
+        return f"unknown config key {path!r}{_advice(keys, section, kinds)}"
+    if problem["type"].startswith("union_tag"):
+        return (
+            f"config key '{path}.kind': {problem['input']['kind']!r} is not one of the kinds "
+            f"{', '.join(_members(section))}"
+        )
     text = problem["msg"].removeprefix("Value error, ")
     text = text[:1].lower() + text[1:]
     if not path:
         return f"config: {text}"
     # Whatever stands in this section may be or hold a secret.
-    if problem["loc"][0] == "security":
+    if keys[0] == "security":
         return f"config key {path!r}: {text}"
     received = repr(problem["input"])
     return f"config key {path!r}: {text} (got {received if len(received) <= 80 else received[:77] + '...'})"
 
 
-def _nearest(loc: tuple[str | int, ...]) -> str:
-    known = _known_keys(loc[:-1])
-    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    prefix = "".join(f"{part}." for part in loc[:-1])
+def _advice(keys: Sequence[str], section: Any, kinds: Mapping[str, Any]) -> str:
+    others = [kind for kind, member in kinds.items() if keys[-1] in member.model_fields]
+    if others:
+        return f": only kind {' or '.join(others)} has it"
+    known = list(section.model_fields) if _is_section(section) else []
+    close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+    prefix = "".join(f"{key}." for key in keys[:-1])
     if close:
         return f": did you mean {prefix + close[0]!r}?"
     return f": known keys are {', '.join(known)}" if known else ""
 
 
-def _known_keys(loc: tuple[str | int, ...]) -> list[str]:
-    """Field names of the section at `loc`; the keys of `replay.tables` are the user's own."""
-    model: Any = Config
+def _locate(loc: Sequence[str | int]) -> tuple[list[str], Any, dict[str, Any]]:
+    """The keys as the user wrote them, the type of what holds the last one, and the kinds it could be of.
+
+    Where a section can be of several kinds, pydantic puts the kind between the keys.
+    """
+    keys: list[str] = []
+    inside: Any = Config
+    kinds: dict[str, Any] = {}
     for part in loc:
-        field = model.model_fields.get(part) if hasattr(model, "model_fields") else None
-        annotation = field.annotation if field is not None else None
-        if annotation is None and hasattr(model, "__args__"):
-            annotation = model.__args__[-1]
-        model = annotation
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return list(model.model_fields)
-    return []
+        if part in _members(inside):
+            kinds = _members(inside)
+            inside = kinds[str(part)]
+            continue
+        keys.append(str(part))
+        if _is_section(inside):
+            field = inside.model_fields.get(part)
+            if field is None:
+                break
+            inside = field.annotation
+        else:
+            inside = (get_args(inside) or (None,))[-1]
+    return keys, inside, kinds
+
+
+def _members(annotation: Any) -> dict[str, Any]:
+    """The kinds of a section that can be of several, by name."""
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return {
+        section.model_fields["kind"].default: section
+        for section in get_args(annotation)
+        if _is_section(section) and "kind" in section.model_fields
+    }
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from shoal.config.algorithms import ImpalaConfig
 from shoal.config.section import Section
+from shoal.config.tables import AnyTable, QueueTable
 
 
 class RunSection(Section):
@@ -121,33 +122,38 @@ class InferenceSection(Section):
         return self
 
 
-class QueueTable(Section):
-    """FIFO: each item is handed out once; a full queue makes inserts wait."""
-
-    kind: Literal["queue"] = Field("queue", description="Kind of table.")
-    max_items: int = Field(16, ge=1, le=1 << 40, description="Items held before inserts wait.")
-    max_bytes: int = Field(1 << 30, ge=1, description="Bytes held before inserts wait.")
-    insert_timeout_s: float = Field(
-        5.0, gt=0, le=3600, description="Longest wait for room, if the client names none (s)."
-    )
-    sample_timeout_s: float = Field(
-        5.0, gt=0, le=3600, description="Longest wait for an item, if the client names none (s)."
-    )
+# Names a directory too.
+TableName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 
 
 class ReplaySection(Section):
     """Holds trajectories between actors and learner."""
 
     id: str = Field("replay", min_length=1, max_length=128, description="Name of this shard.")
-    tables: dict[str, QueueTable] = Field(
+    tables: dict[TableName, AnyTable] = Field(
         {"train": QueueTable()}, min_length=1, description="Tables of every shard, by name."
     )
+    dir: Path | None = Field(
+        None,
+        description="Directory of this shard's files, for tables that keep any; `<run.dir>/replay/<id>` if "
+        "not set.",
+    )
     max_lives: int = Field(
-        100_000, ge=1, description="Actor lives remembered to drop repeats; the longest silent goes first."
+        10_000, ge=1, description="Actor lives remembered to drop repeats; the longest silent goes first."
     )
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50061"), description="Where this shard listens."
     )
+
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _queue_unless_said(cls, tables: object) -> object:
+        if not isinstance(tables, dict):
+            return tables
+        return {
+            name: {"kind": "queue", **table} if isinstance(table, dict) else table
+            for name, table in tables.items()
+        }
 
 
 class LearnerSection(Section):
@@ -283,10 +289,3 @@ class Config(Section):
     limits: LimitsSection = Field(LimitsSection(), description="Bounds on what comes off a socket.")
     rpc: RpcSection = Field(RpcSection(), description="Behaviour of connections.")
     launch: LaunchSection = Field(LaunchSection(), description="What `shoal train` starts here.")
-
-    @model_validator(mode="after")
-    def _table_exists(self) -> Config:
-        if self.learner.table not in self.replay.tables:
-            names = ", ".join(self.replay.tables)
-            raise ValueError(f"learner.table {self.learner.table!r} is not one of replay.tables ({names})")
-        return self

@@ -63,28 +63,32 @@ class ReplayServiceServicer:
 
     def Append(self, request_iterator, context):
         """The first request is `hello`; it ties the stream to one life of one actor and to one table.
-        Every `item` gets exactly one response, in order. STORED and DUPLICATE are acks: what an ack
-        promises is set by the table's durability (`memory`: it is in this process's RAM).
-        What was not acked when a stream breaks is resent by the client on a new stream;
-        the shard drops repeats of (actor_id, run_id, sequence).
+        Every `items` gets exactly one response, in order. STORED and DUPLICATE are acks: what an ack
+        promises is set by the table's durability. `memory`: it is in this process's RAM; `wal`: it was
+        written to the operating system, so it survives the death of this process; `fsync`: it is on the
+        disk, so it survives the loss of power.
+        What was not acked when a stream breaks is resent by the client on a new stream; the shard drops
+        repeats of (actor_id, run_id, sequence), also of what it stored before a restart that kept it.
 
-        Flow control: an insert into a full queue waits up to the item's timeout and is then answered
-        TIMED_OUT; the client bounds the bytes that it has in flight.
+        Flow control: an insert waits while the queue is full, while the table's ratio of samples to inserts
+        is too low, or while the disk refuses to write, up to its timeout, and is then answered
+        TIMED_OUT, or PENDING if this shard may have stored it; the client bounds the bytes that it has in flight.
         Status: INVALID_ARGUMENT for a malformed message; FAILED_PRECONDITION for another protocol
-        version; NOT_FOUND for an unknown table; RESOURCE_EXHAUSTED for a message above the limit;
-        UNAUTHENTICATED; UNAVAILABLE while draining.
-        An item that breaks a rule is answered REJECTED with the reason; the stream goes on.
+        version or for declared columns that are not the table's; NOT_FOUND for an unknown table;
+        RESOURCE_EXHAUSTED for a message above the limit; UNAUTHENTICATED; UNAVAILABLE while draining.
+        What breaks a rule is answered REJECTED with the reason; the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sample(self, request_iterator, context):
-        """Every request gets exactly one response, in order. A request waits until at least one item is
-        there or its timeout passes; then it is answered with none. Items of a queue are handed out
-        once: those in flight when a stream breaks are gone, and counted.
+        """Every request gets exactly one response, in order. A request waits until at least one item may be
+        sampled or its timeout passes; then it is answered with none. A request for no items is answered
+        at once with the table's state. Items of a queue are handed out once: those in flight when a
+        stream breaks are gone, and counted.
 
-        Flow control: the client has as many requests in flight as it wants items ahead.
+        Flow control: the client has as many requests in flight as it wants samples ahead.
         Status: NOT_FOUND for an unknown table; INVALID_ARGUMENT; UNAUTHENTICATED; UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -93,8 +97,8 @@ class ReplayServiceServicer:
 
     def UpdatePriorities(self, request, context):
         """New priorities for sampled items. Keys that are gone are ignored and counted.
-        Status: FAILED_PRECONDITION for a table without priorities (a queue); NOT_FOUND; INVALID_ARGUMENT
-        for lists of unequal length or a priority that is negative or not finite. Safe to retry.
+        Status: FAILED_PRECONDITION for a table without priorities (a queue, or one with alpha 0); NOT_FOUND;
+        INVALID_ARGUMENT for lists of unequal length or a priority that is negative or not finite. Safe to retry.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

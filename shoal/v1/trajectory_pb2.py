@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/trajectory.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"4\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x11\n\tnum_steps\x18\x02 \x01(\x03\"Y\n\nTrajectory\x12&\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12#\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x11.shoal.v1.Episodeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/trajectory.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"4\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x11\n\tnum_steps\x18\x02 \x01(\x03\"}\n\nTrajectory\x12&\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12#\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x11.shoal.v1.Episode\x12\x0e\n\x06stream\x18\x03 \x01(\x04\x12\x12\n\nfirst_step\x18\x04 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,5 +35,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EPISODE']._serialized_start=62
   _globals['_EPISODE']._serialized_end=114
   _globals['_TRAJECTORY']._serialized_start=116
-  _globals['_TRAJECTORY']._serialized_end=205
+  _globals['_TRAJECTORY']._serialized_end=241
 # @@protoc_insertion_point(module_scope)

@@ -16,9 +16,13 @@ class Episode(_message.Message):
     def __init__(self, episode_return: _Optional[float] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("columns", "episodes")
+    __slots__ = ("columns", "episodes", "stream", "first_step")
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     EPISODES_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     columns: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]
     episodes: _containers.RepeatedCompositeFieldContainer[Episode]
-    def __init__(self, columns: _Optional[_Iterable[_Union[_tensor_pb2.NamedTensor, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ...) -> None: ...
+    stream: int
+    first_step: int
+    def __init__(self, columns: _Optional[_Iterable[_Union[_tensor_pb2.NamedTensor, _Mapping]]] = ..., episodes: _Optional[_Iterable[_Union[Episode, _Mapping]]] = ..., stream: _Optional[int] = ..., first_step: _Optional[int] = ...) -> None: ...

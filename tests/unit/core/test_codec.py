@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 import tracemalloc
 
 import lz4.block
@@ -38,6 +38,81 @@ def test_round_trip_gives_back_every_bit(array: np.ndarray, compress: bool) -> N
     assert back.tobytes() == array.tobytes()
 
 
+def obvious_decode(encoded: Encoded) -> list[int]:
+    """The bytes that honest `encoded` stands for, by the book and one at a time."""
+    raw = encoded.data
+    if encoded.codec is not Codec.RAW:
+        raw = lz4.block.decompress(raw, uncompressed_size=encoded.raw_bytes)
+    values = list(raw)
+    if encoded.codec is Codec.DELTA_LZ4:
+        row_bytes = math.prod(encoded.shape[1:])
+        for i in range(row_bytes, len(values)):
+            values[i] = (values[i] + values[i - row_bytes]) % 256
+    return values
+
+
+def sparse_frames(num_rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Few enough values that LZ4 finds something to save."""
+    bright = np.random.default_rng(seed).random((num_rows, 1, *shape)) < 0.02
+    return np.cumsum(bright * np.uint8(77), axis=0, dtype=np.uint8)
+
+
+# Rows on both sides of where the way of adding them up changes, and no rows at all.
+frames = st.builds(
+    sparse_frames,
+    st.sampled_from([0, 1, 2, 3, 9]),
+    st.sampled_from([(2, 2), (15, 17), (16, 16), (16, 17), (4, 8, 9)]),
+    st.integers(0, 1 << 30),
+)
+
+
+def check_against_the_obvious(array: np.ndarray, encoded: Encoded) -> None:
+    assert encoded.raw_bytes == array.nbytes
+    assert len(encoded.data) <= array.nbytes
+    assert obvious_decode(encoded) == list(array.tobytes())
+    assert list(decode(encoded, MAX_BYTES).tobytes()) == obvious_decode(encoded)
+
+
+@given(arrays, st.booleans())
+def test_decoding_agrees_with_an_obvious_decoder(array: np.ndarray, compress: bool) -> None:
+    check_against_the_obvious(array, encode(array, compress=compress))
+
+
+@given(frames)
+def test_decoding_frames_agrees_with_an_obvious_decoder(array: np.ndarray) -> None:
+    check_against_the_obvious(array, encode(array))
+
+
+@given(st.one_of(arrays, frames).filter(lambda array: array.nbytes > 0), st.data())
+def test_every_corruption_of_the_data_is_refused(array: np.ndarray, data: st.DataObject) -> None:
+    encoded = encode(array)
+    position = data.draw(st.integers(0, len(encoded.data) - 1))
+    flipped = bytearray(encoded.data)
+    flipped[position] ^= data.draw(st.integers(1, 255))
+    cut = encoded.data[:position]
+    longer = encoded.data + data.draw(st.binary(min_size=1, max_size=9))
+    for damaged in (bytes(flipped), cut, longer):
+        with pytest.raises(InvalidArgumentError):
+            decode(encoded._replace(data=damaged), MAX_BYTES)
+        # The same with a checksum to match, as a liar would send it: no other length gets through.
+        if len(damaged) != len(encoded.data) and encoded.codec is Codec.RAW:
+            with pytest.raises(InvalidArgumentError, match="instead of"):
+                decode(encoded._replace(data=damaged, crc32c=crc32c(damaged)), MAX_BYTES)
+
+
+@given(arrays, st.data())
+def test_every_other_size_is_refused(array: np.ndarray, data: st.DataObject) -> None:
+    encoded = encode(array)
+    with pytest.raises(InvalidArgumentError, match="claims"):
+        decode(
+            encoded._replace(raw_bytes=data.draw(st.integers(0).filter(lambda n: n != array.nbytes))),
+            MAX_BYTES,
+        )
+    if array.nbytes > 1:
+        with pytest.raises(LimitError):
+            decode(encoded, array.nbytes - 1)
+
+
 def test_non_contiguous_arrays_round_trip() -> None:
     array = np.arange(4000, dtype=np.int32).reshape(40, 100)[::2, ::3]
     np.testing.assert_array_equal(decode(encode(array), MAX_BYTES), array)
@@ -46,6 +121,11 @@ def test_non_contiguous_arrays_round_trip() -> None:
 def test_big_endian_arrays_arrive_with_their_values() -> None:
     array = np.arange(100, dtype=">f4")
     np.testing.assert_array_equal(decode(encode(array), MAX_BYTES), array)
+
+
+@pytest.mark.parametrize("width", [2, 17], ids=["narrow", "wide"])
+def test_the_sparse_frames_of_the_properties_are_delta_coded(width: int) -> None:
+    assert encode(sparse_frames(40 // width + 5, (16, width), 1)).codec is Codec.DELTA_LZ4
 
 
 def test_frames_are_delta_coded_and_small() -> None:
@@ -76,7 +156,7 @@ def test_a_flipped_bit_anywhere_is_refused() -> None:
         data = bytearray(encoded.data)
         data[position] ^= 1
         with pytest.raises(InvalidArgumentError, match="CRC32C"):
-            decode(dataclasses.replace(encoded, data=bytes(data)), MAX_BYTES)
+            decode(encoded._replace(data=bytes(data)), MAX_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +197,20 @@ def test_raw_of_the_wrong_length_is_refused() -> None:
     [
         (forged(bytes(4), shape=(-4,), codec=Codec.RAW), "negative"),
         (forged(bytes(1), shape=(1,) * 40, codec=Codec.RAW), "rank 40"),
-        (dataclasses.replace(forged(bytes(4), shape=(4,), codec=Codec.RAW), dtype="object"), "unknown dtype"),
-        (dataclasses.replace(forged(bytes(4), shape=(4,), codec=Codec.RAW), raw_bytes=8), "claims 8 bytes"),
+        (forged(bytes(4), shape=(4,), codec=Codec.RAW)._replace(dtype="object"), "unknown dtype"),
+        (forged(bytes(4), shape=(4,), codec=Codec.RAW)._replace(raw_bytes=8), "claims 8 bytes"),
         (forged(b"\x00\x02", dtype="bool", shape=(2,), codec=Codec.RAW), "other than 0 and 1"),
     ],
 )
 def test_lying_headers_are_refused(encoded: Encoded, reason: str) -> None:
     with pytest.raises(InvalidArgumentError, match=reason):
         decode(encoded, MAX_BYTES)
+
+
+@pytest.mark.parametrize("shape", [(0, 20, 20), (0,), (3, 0, 500)], ids=str)
+def test_delta_of_nothing_is_nothing(shape: tuple[int, ...]) -> None:
+    nothing = lz4.block.compress(b"", store_size=False)
+    assert decode(forged(nothing, shape=shape, codec=Codec.DELTA_LZ4), MAX_BYTES).shape == shape
 
 
 def test_delta_of_anything_but_frames_is_refused() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import Config, load_config, to_yaml
-from shoal.config.load import build_config
+from shoal.config.load import build_config, check_trainable
 from shoal.errors import ConfigError
 
 
@@ -58,13 +58,39 @@ def test_secrets_are_never_written_or_shown() -> None:
         ("learner.batch_env=1", "unknown config key 'learner.batch_env': did you mean 'learner.batch_envs'?"),
         ("lerner.threads=1", "unknown config key 'lerner': did you mean 'learner'?"),
         ("replay.tables.train.max_item=1", "did you mean 'replay.tables.train.max_items'?"),
+        (
+            "replay.tables.queue={kind: sequence, alpa: 1}",
+            "unknown config key 'replay.tables.queue.alpa': did you mean 'replay.tables.queue.alpha'?",
+        ),
+        (
+            "replay.tables.train={kind: transition, zzz: 1}",
+            "unknown config key 'replay.tables.train.zzz': known keys are max_items, ",
+        ),
+        ("replay.tables.train={kind: transition, zzz: 1}", "kind, n_step, discount"),
+        (
+            "replay.tables.train.samples_per_insert=2",
+            "'replay.tables.train.samples_per_insert': only kind sequence or transition has it",
+        ),
+        (
+            "replay.tables.train={kind: sequence, alpha: -1}",
+            "config key 'replay.tables.train.alpha': input should be greater than or equal to 0 (got -1)",
+        ),
+        (
+            "replay.tables.train={kind: sequence, unrolls: 2, overlap_unrolls: 2}",
+            "config key 'replay.tables.train': overlap_unrolls (2) must be below unrolls (2)",
+        ),
+        (
+            "replay.tables.train.kind=seq",
+            "key 'replay.tables.train.kind': 'seq' is not one of the kinds queue, sequence, transition",
+        ),
+        ("replay.tables.train.kind=null", "None is not one of the kinds queue, sequence, transition"),
+        ("replay.tables.train=3", "'replay.tables.train': input should be a valid dictionary"),
         ("actor.listen.metrix=x", "did you mean 'actor.listen.metrics'?"),
         ("algorithm.learning_rat=1", "did you mean 'algorithm.learning_rate'?"),
         ("learner.zzz=1", "known keys are device, table"),
         ("learner.batch_envs=0", "'learner.batch_envs': input should be greater than or equal to 1 (got 0)"),
         ("actor.envs=3", "envs (3) must be a multiple of groups (2)"),
         ("inference.min_batch=9000", "min_batch (9000) is above max_batch (8192)"),
-        ("learner.table=other", "'other' is not one of replay.tables (train)"),
         ("run.name=../etc", "'run.name'"),
         ("stop.until_return=.inf", "'stop.until_return': input should be a finite number"),
         ("stop.until_return=.nan", "'stop.until_return': input should be a finite number"),
@@ -105,3 +131,38 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_unknown_environment_variables_with_our_prefix_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'learner\.threads'"):
         load_config(None, [], {"SHOAL__LEARNER__THREAD": "1"})
+
+
+@pytest.mark.parametrize("table", ["{}", "{kind: sequence, samples_per_insert: 2}"])
+def test_impala_learns_from_queues_and_uniform_sequences(table: str) -> None:
+    check_trainable(load_config(None, [f"replay.tables.train={table}"], {}))
+
+
+def test_a_replay_on_its_own_has_tables_of_any_names_and_training_needs_the_learners() -> None:
+    config = load_config(None, ["replay.tables={mine: {}, yours: {kind: transition}}"], {})
+    assert list(config.replay.tables) == ["mine", "yours"]
+    with pytest.raises(
+        ConfigError, match=r"'learner.table': 'train' is not one of replay.tables \(mine, yours\)"
+    ):
+        check_trainable(config)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        (
+            "{kind: transition}",
+            r"kind': impala learns from unrolls .*of kind 'transition'\): set it to queue or sequence",
+        ),
+        (
+            "{kind: sequence, alpha: 0.6}",
+            r"'replay.tables.train.alpha': impala sets no priorities .*0\.6.*0$",
+        ),
+    ],
+)
+def test_a_table_that_the_algorithm_cannot_learn_from_is_refused_for_training(
+    table: str, expected: str
+) -> None:
+    config = load_config(None, [f"replay.tables.train={table}"], {})
+    with pytest.raises(ConfigError, match=expected):
+        check_trainable(config)
