@@ -1,41 +1,54 @@
 """The `queue` table: first in, first out, each item handed out once, a full queue makes inserts wait.
 
-Called by `Shard` on the event loop. Both sides wait in order of arrival. Nothing is ever between two hands:
-- an insert that waits is stored by whoever makes room, so nobody can take its place;
-- a sample that waits is only woken, and takes its items when it runs, so a sampler that is cancelled in the
-  meantime has taken nothing.
+Called by `Shard` and by recovery, on the event loop. Who waits for whom is in `Gate`; here is what is stored.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from services.replay.tables import DRAINING, Insertion, Ledger
-from shoal.clients.replay import ITEM_OVERHEAD_BYTES, PrioritiesUpdated, TableStats
-from shoal.config.tree import QueueTable as QueueSettings
-from shoal.errors import FailedPreconditionError, LimitError, UnavailableError
+import numpy as np
+
+from services.replay.gate import Gate
+from services.replay.tables import EventSink, Insertion, Ledger, table_stats
+from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, PrioritiesUpdated, Sampled, TableStats
+from shoal.config.tables import QueueTable as QueueSettings
+from shoal.errors import FailedPreconditionError, LimitError
+from shoal.journal.events import Event, Inserted, Removed, StoredPayload, TableState
 from shoal.metrics import Clock
-from shoal.records import Item
+from shoal.records import Item, Life
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    key: int
+    life: Life
+    sequence: int
+    payload: StoredPayload
+
+    def item(self) -> Item:
+        assert self.payload.data is not None, "a queue keeps its payloads in memory"
+        return Item(self.key, self.life, self.sequence, (self.payload.data,))
 
 
 class QueueTable:
     """A FIFO bounded in items and in payload bytes."""
 
-    def __init__(self, name: str, settings: QueueSettings, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, name: str, settings: QueueSettings, sink: EventSink, clock: Clock = time.monotonic
+    ) -> None:
         self.ledger = Ledger()
         self._name = name
         self._settings = settings
-        self._clock = clock
-        self._items: deque[Item] = deque()
+        self._sink = sink
+        # By key: the oldest first, and any of them at once.
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._num_bytes = 0
         self._next_key = 1
-        self._inserters: deque[tuple[Insertion, asyncio.Future[None]]] = deque()
-        self._samplers: deque[asyncio.Future[None]] = deque()
-        self._inserts_stopped = False
-        self._samples_stopped = False
+        self._gate = Gate(self.ledger, clock, self._has_room, self._store, lambda: bool(self._entries))
 
     @property
     def insert_timeout_s(self) -> float:
@@ -47,156 +60,146 @@ class QueueTable:
 
     @property
     def num_items(self) -> int:
-        return len(self._items)
+        return len(self._entries)
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
     @property
-    def priority_mass(self) -> float:
-        return float(len(self._items))
+    def oldest_key(self) -> int:
+        return next(iter(self._entries), self._next_key)
 
-    async def insert(self, insertion: Insertion, timeout_s: float) -> bool:
-        size = len(insertion.payload)
-        if size > self._settings.max_bytes:
+    def check(self, insertion: Insertion) -> None:
+        num_items, num_bytes = len(insertion.payloads), insertion.num_bytes
+        if num_items > self._settings.max_items:
             raise LimitError(
-                f"item of {size} bytes is above max_bytes of table {self._name!r} "
+                f"append of {num_items} items is above max_items of table {self._name!r} "
+                f"({self._settings.max_items}): raise it or append fewer at once"
+            )
+        if num_bytes > self._settings.max_bytes:
+            raise LimitError(
+                f"append of {num_bytes} bytes is above max_bytes of table {self._name!r} "
                 f"({self._settings.max_bytes}): raise it or shorten the unrolls"
             )
-        if self._inserts_stopped:
-            raise UnavailableError(DRAINING)
-        if not self._inserters and self._has_room(size):
-            self._store(insertion)
-            return True
-        if timeout_s > 0:
-            await self._wait_for_room(insertion, timeout_s)
-            if insertion.key is not None:
-                return True
-            if self._inserts_stopped:
-                raise UnavailableError(DRAINING)
-        self.ledger.num_insert_timeouts += 1
-        return False
 
-    async def sample(self, num_items: int, max_bytes: int, timeout_s: float) -> tuple[Item, ...]:
-        if self._samples_stopped:
-            raise UnavailableError(DRAINING)
-        if self._items and not self._samplers:
-            return self._take(num_items, max_bytes)
-        if timeout_s > 0:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._samplers.append(turn)
-            started = self._clock()
-            try:
-                await _done_or_expired(turn, timeout_s)
-                if self._items and self._samplers[0] is turn:
-                    return self._take(num_items, max_bytes)
-            finally:
-                self.ledger.sample_wait_s += self._clock() - started
-                self._samplers.remove(turn)
-                self._wake_sampler()
-            if self._samples_stopped:
-                raise UnavailableError(DRAINING)
-        self.ledger.num_sample_timeouts += 1
-        return ()
+    async def insert(self, insertion: Insertion, timeout_s: float) -> bool:
+        return await self._gate.insert(insertion, timeout_s)
 
-    def update_priorities(self, keys: Sequence[int], priorities: Sequence[float]) -> PrioritiesUpdated:
+    async def sample(self, num_items: int, max_bytes: int, timeout_s: float) -> Sampled:
+        if num_items == 0:
+            return self._sampled()
+        taken = await self._gate.sample(lambda: self._take(num_items, max_bytes), timeout_s)
+        return taken or self._sampled()
+
+    def update_priorities(self, keys: np.ndarray, priorities: np.ndarray) -> PrioritiesUpdated:
         raise FailedPreconditionError(f"table {self._name!r} is a queue: its items have no priorities")
 
     def stats(self) -> TableStats:
-        ledger = self.ledger
-        return TableStats(
-            table=self._name,
-            kind=self._settings.kind,
-            num_items=len(self._items),
+        return table_stats(
+            self._name,
+            self._settings,
+            self.ledger,
+            num_items=len(self._entries),
             num_bytes=self._num_bytes,
-            max_items=self._settings.max_items,
-            max_bytes=self._settings.max_bytes,
-            num_inserted=ledger.num_inserted,
-            num_sampled_out=ledger.num_sampled_out,
-            num_evicted=ledger.num_evicted,
-            num_rejected=sum(ledger.num_rejected.values()),
-            num_duplicates=ledger.num_duplicates,
-            num_insert_timeouts=ledger.num_insert_timeouts,
-            insert_wait_s=ledger.insert_wait_s,
-            sample_wait_s=ledger.sample_wait_s,
+            ram_bytes=self._num_bytes,
+            priority_mass=float(len(self._entries)),
         )
 
     def stop_inserts(self) -> None:
-        self._inserts_stopped = True
-        for _, stored in self._inserters:
-            _finish(stored)
+        self._gate.stop_inserts()
 
     def stop_samples(self) -> None:
-        self._samples_stopped = True
-        for turn in self._samplers:
-            _finish(turn)
+        self._gate.stop_samples()
 
-    async def _wait_for_room(self, insertion: Insertion, timeout_s: float) -> None:
-        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (insertion, stored)
-        self._inserters.append(waiter)
-        started = self._clock()
-        try:
-            await _done_or_expired(stored, timeout_s)
-        finally:
-            self.ledger.insert_wait_s += self._clock() - started
-            if insertion.key is None:
-                self._inserters.remove(waiter)
-                # It may have been the large one at the head that kept smaller ones waiting.
-                self._admit()
+    def save(self) -> TableState:
+        return TableState(
+            kind=self._settings.kind,
+            signature=(),
+            next_key=self._next_key,
+            keys=np.fromiter(self._entries, np.uint64, len(self._entries)),
+            priorities=np.zeros(0),
+            times_sampled=np.zeros(0, np.uint32),
+            counters=self.ledger.counters(),
+        )
 
-    def _has_room(self, size: int) -> bool:
+    def items_from(self, key: int, below: int | None = None) -> list[Inserted]:
+        keys = range(max(key, self.oldest_key), min(below or self._next_key, self._next_key))
+        entries = filter(None, map(self._entries.get, keys))
+        return [
+            Inserted(entry.key, 1, entry.life, entry.sequence, (entry.payload,), np.zeros(0))
+            for entry in entries
+        ]
+
+    def restore(self, state: TableState, items: list[Inserted]) -> None:
+        found = {entry.key: entry for item in items for entry in _entries(item)}
+        self._append([found[key] for key in state.keys.tolist() if key in found])
+        self._next_key = state.next_key
+        self.ledger.restore(state.counters, num_items=len(self._entries))
+        self.ledger.num_corrupt += len(state.keys) - len(self._entries)
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Inserted) and event.first_key >= self._next_key:
+            # Keys in between belong to events that are damaged: what they inserted is gone.
+            lost = event.first_key - self._next_key
+            self._append(_entries(event))
+            self._next_key = event.first_key + event.num_keys
+            self.ledger.num_inserted += lost + event.num_keys
+            self.ledger.num_evicted += lost
+        elif isinstance(event, Removed) and len(event.keys):
+            last = int(event.keys.max())
+            while self._entries and self.oldest_key <= last:
+                self._pop(1)
+
+    def _sampled(self, items: tuple[Item, ...] = ()) -> Sampled:
+        """With the table as it is now."""
+        return Sampled(items, None, len(self._entries), self._num_bytes, float(len(self._entries)))
+
+    def _has_room(self, insertion: Insertion) -> bool:
         return (
-            len(self._items) < self._settings.max_items and self._num_bytes + size <= self._settings.max_bytes
+            len(self._entries) + len(insertion.payloads) <= self._settings.max_items
+            and self._num_bytes + insertion.num_bytes <= self._settings.max_bytes
         )
 
     def _store(self, insertion: Insertion) -> None:
-        insertion.key = self._next_key
-        self._next_key += 1
-        self._items.append(Item(insertion.key, insertion.life, insertion.sequence, insertion.payload))
-        self._num_bytes += len(insertion.payload)
-        self.ledger.num_inserted += 1
-        self._wake_sampler()
+        payloads = tuple(StoredPayload.of(data) for data in insertion.payloads)
+        event = Inserted(
+            self._next_key, len(payloads), insertion.life, insertion.sequence, payloads, np.zeros(0)
+        )
+        self._append(_entries(event))
+        self._next_key += event.num_keys
+        self.ledger.num_inserted += event.num_keys
+        insertion.first_key = event.first_key
+        insertion.durable = self._sink.record(event)
 
-    def _take(self, num_items: int, max_bytes: int) -> tuple[Item, ...]:
+    def _take(self, num_items: int, max_bytes: int) -> Sampled:
         taken: list[Item] = []
-        payload_bytes = 0
-        while self._items and len(taken) < num_items:
-            size = len(self._items[0].payload)
-            if taken and payload_bytes + size + (len(taken) + 1) * ITEM_OVERHEAD_BYTES > max_bytes:
+        num_bytes = 0
+        for entry in self._entries.values():
+            num_bytes += entry.payload.size + ITEM_OVERHEAD_BYTES
+            if len(taken) == num_items or (taken and num_bytes > max_bytes):
                 break
-            taken.append(self._items.popleft())
-            payload_bytes += size
-        self._num_bytes -= payload_bytes
-        self.ledger.num_sampled_out += len(taken)
-        self.ledger.sampled_bytes += payload_bytes
-        self._admit()
-        return tuple(taken)
+            taken.append(entry.item())
+        sampled = self._sampled(tuple(taken))
+        self.ledger.sampled_bytes += sum(item.num_bytes for item in taken)
+        self._pop(len(taken))
+        self._sink.record(Removed(np.array([item.key for item in taken], np.uint64)))
+        return sampled
 
-    def _admit(self) -> None:
-        """Store what waits for room, in order of arrival, as far as there is room."""
-        while self._inserters and not self._inserts_stopped:
-            insertion, stored = self._inserters[0]
-            if not self._has_room(len(insertion.payload)):
-                return
-            self._inserters.popleft()
-            self._store(insertion)
-            _finish(stored)
+    def _append(self, entries: Iterable[_Entry]) -> None:
+        for entry in entries:
+            self._entries[entry.key] = entry
+            self._num_bytes += entry.payload.size
 
-    def _wake_sampler(self) -> None:
-        if self._items and self._samplers:
-            _finish(self._samplers[0])
+    def _pop(self, num_entries: int) -> None:
+        for _ in range(num_entries):
+            self._num_bytes -= self._entries.popitem(last=False)[1].payload.size
+        self.ledger.num_samples += num_entries
+        self.ledger.num_sampled_out += num_entries
 
 
-async def _done_or_expired(future: asyncio.Future[None], timeout_s: float) -> None:
-    timer = asyncio.get_running_loop().call_later(timeout_s, _finish, future)
-    try:
-        await future
-    finally:
-        timer.cancel()
-
-
-def _finish(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _entries(event: Inserted) -> list[_Entry]:
+    return [
+        _Entry(event.first_key + i, event.life, event.sequence, payload)
+        for i, payload in enumerate(event.payloads)
+    ]

@@ -1,44 +1,44 @@
 """The ReplayService RPCs: protocol buffers on one side, the `ReplayBackend` on the other.
 
-Two tasks per open stream, both on the event loop: one reads ahead, the handler itself answers in order.
-Nothing is started per message.
+A few tasks per open stream, all on the event loop: one reads ahead, one more stores what an append stream
+brings, the handler itself answers in order. Nothing is started per message, and what is done per item is kept
+lean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import grpc
+import numpy as np
 from prometheus_client import Gauge
 
 from services.replay.metrics import ReplayMetrics
 from services.replay.read_ahead import ReadAhead
 from services.replay.tables import DRAINING
-from shoal.clients.replay import Ack, Outcome, ReplayBackend, Sampled
 from shoal.clients.replay_grpc import ACCEPTED_KEY
+from shoal.clients.replay_shard import Ack, Append, Outcome, PendingAck, ReplayBackend, Sampled
 from shoal.errors import InvalidArgumentError, UnavailableError
-from shoal.records import Life
+from shoal.records import ArraySpec, Life
 from shoal.rpc.server import RpcServer
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
-from shoal.wire import check_protocol_version
+from shoal.wire import array_spec_from_proto, check_protocol_version, columns_to_proto
 
 # Appends of one stream that wait for their answer here; beyond that they wait at the sender.
-MAX_PENDING_ITEMS = 64
+MAX_PENDING_APPENDS = 64
 MAX_PENDING_BYTES = 4 << 20
 MAX_PENDING_SAMPLES = 1024
 
+# As many as a trajectory has columns.
+MAX_DECLARED = 256
+
 _OUTCOMES = {outcome: pb.AppendResponse.Outcome.Value(f"OUTCOME_{outcome.name}") for outcome in Outcome}
-
-
-@dataclass(frozen=True, slots=True)
-class _Append:
-    sequence: int
-    timeout_s: float
-    payload: bytes
 
 
 class ReplayServicer(pb_grpc.ReplayServiceServicer):
@@ -47,7 +47,7 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
     def __init__(self, backend: ReplayBackend, metrics: ReplayMetrics) -> None:
         self._backend = backend
         self._metrics = metrics
-        self._append_readers: set[ReadAhead[_Append]] = set()
+        self._append_readers: set[ReadAhead[Append]] = set()
         self._sample_readers: set[ReadAhead[pb.SampleRequest]] = set()
 
     def add_to(self, server: RpcServer) -> None:
@@ -57,22 +57,27 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         hello = await context.read()
         if hello is grpc.aio.EOF:
             return
-        life, table = _hello_from_proto(hello)
-        append = self._backend.append
-        self._backend.check_append(life, table)
+        life, table, declared = _hello_from_proto(hello)
+        begin_append = self._backend.begin_append
+        self._backend.check_append(life, table, declared)
         # Tells the client that its hello was accepted, before there is anything to answer.
         await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
 
-        async def read() -> _Append | None:
+        async def read() -> Append | None:
             request = await context.read()
-            return None if request is grpc.aio.EOF else _item_from_proto(request)
+            return None if request is grpc.aio.EOF else _append_from_proto(request)
 
-        reader = ReadAhead(read, lambda item: len(item.payload), MAX_PENDING_ITEMS, MAX_PENDING_BYTES)
+        reader = ReadAhead(read, lambda items: items.num_bytes, MAX_PENDING_APPENDS, MAX_PENDING_BYTES)
         with _tracked(reader, self._append_readers, self._metrics.append_streams):
-            while (arrived := await reader.next()) is not None:
-                item, waited_s = arrived
-                ack = await append(life, table, item.sequence, item.payload, item.timeout_s, waited_s)
-                await context.write(_ack_to_proto(ack))
+            pending: asyncio.Queue[PendingAck | Exception | None] = asyncio.Queue(MAX_PENDING_APPENDS)
+            storing = asyncio.create_task(_store(reader, partial(begin_append, life, table), pending))
+            try:
+                while (answer := await pending.get()) is not None:
+                    if isinstance(answer, Exception):
+                        raise answer
+                    await context.write(_ack_to_proto(await answer.ack()))
+            finally:
+                storing.cancel()
 
     async def Sample(self, _requests: Any, context: Any) -> None:
         async def read() -> pb.SampleRequest | None:
@@ -90,7 +95,8 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
     async def UpdatePriorities(
         self, request: pb.UpdatePrioritiesRequest, context: Any
     ) -> pb.UpdatePrioritiesResponse:
-        done = self._backend.update_priorities(request.table, tuple(request.keys), tuple(request.priorities))
+        keys, priorities = np.array(request.keys, np.uint64), np.array(request.priorities, np.float64)
+        done = self._backend.update_priorities(request.table, keys, priorities)
         return pb.UpdatePrioritiesResponse(num_updated=done.num_updated, num_gone=done.num_gone)
 
     async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.StatsResponse:
@@ -111,6 +117,24 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         return len(self._sample_readers)
 
 
+async def _store(
+    reader: ReadAhead[Append],
+    begin_append: Callable[[Append, float], Awaitable[PendingAck]],
+    pending: asyncio.Queue[PendingAck | Exception | None],
+) -> None:
+    """Appends of one stream, one after another; the next is stored while the disk is busy with the last.
+
+    What ends the stream comes after the answers that are due before it. None is the regular end.
+    """
+    try:
+        while (arrived := await reader.next()) is not None:
+            await pending.put(await begin_append(*arrived))
+    except Exception as error:
+        await pending.put(error)
+    else:
+        await pending.put(None)
+
+
 @contextmanager
 def _tracked(reader: ReadAhead[Any], open_readers: set[Any], streams: Gauge) -> Iterator[None]:
     open_readers.add(reader)
@@ -123,19 +147,25 @@ def _tracked(reader: ReadAhead[Any], open_readers: set[Any], streams: Gauge) -> 
         open_readers.discard(reader)
 
 
-def _hello_from_proto(request: pb.AppendRequest) -> tuple[Life, str]:
+def _hello_from_proto(request: pb.AppendRequest) -> tuple[Life, str, tuple[ArraySpec, ...]]:
     if not request.HasField("hello"):
         raise InvalidArgumentError("expected a hello: it comes first on every append stream")
     hello = request.hello
     check_protocol_version(hello.protocol_version)
-    return Life(hello.actor_id, hello.run_id), hello.table
+    if len(hello.declared) > MAX_DECLARED:
+        raise InvalidArgumentError(
+            f"hello declares {len(hello.declared)} columns: at most {MAX_DECLARED} are allowed"
+        )
+    declared = tuple(array_spec_from_proto(spec) for spec in hello.declared)
+    return Life(hello.actor_id, hello.run_id), hello.table, declared
 
 
-def _item_from_proto(request: pb.AppendRequest) -> _Append:
-    if not request.HasField("item"):
-        raise InvalidArgumentError("expected an item: `hello` comes once, at the start of a stream")
-    item = request.item
-    return _Append(item.sequence, item.timeout_ms / 1000, item.trajectory)
+def _append_from_proto(request: pb.AppendRequest) -> Append:
+    if not request.HasField("items"):
+        raise InvalidArgumentError("expected items: `hello` comes once, at the start of a stream")
+    items = request.items
+    priorities = np.array(items.priorities, np.float32) if items.priorities else None
+    return Append(items.sequence, tuple(items.trajectories), priorities, items.timeout_ms / 1000)
 
 
 def _ack_to_proto(ack: Ack) -> pb.AppendResponse:
@@ -143,19 +173,29 @@ def _ack_to_proto(ack: Ack) -> pb.AppendResponse:
 
 
 def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
-    items = [
-        pb.Item(
-            key=item.key,
-            actor_id=item.life.actor_id,
-            run_id=item.life.run_id,
-            sequence=item.sequence,
-            trajectory=item.payload,
-        )
-        for item in sampled.items
-    ]
-    return pb.SampleResponse(
-        items=items,
+    response = pb.SampleResponse(
         num_items=sampled.num_items,
         num_bytes=sampled.num_bytes,
         priority_mass=sampled.priority_mass,
     )
+    # In place: a message that is given to another one is copied, payloads and all.
+    add = response.items.add
+    for item in sampled.items:
+        life = item.life
+        add(
+            key=item.key,
+            actor_id=life.actor_id,
+            run_id=life.run_id,
+            sequence=item.sequence,
+            trajectories=item.payloads,
+            mass=item.mass,
+        )
+    transitions = sampled.transitions
+    if transitions is not None:
+        message = response.transitions
+        message.SetInParent()
+        message.keys.extend(transitions.keys.tolist())
+        message.masses.extend(transitions.masses.tolist())
+        # Rows from all over the table hardly shrink.
+        message.columns.extend(columns_to_proto(transitions.columns, compress=False))
+    return response

@@ -1,165 +1,278 @@
 """One shard: named tables, what may enter them, and what was there before.
 
 Called by the servicer and by the in-process client, on the event loop. Every payload is decoded once,
-completely and within the limits, before it is stored: a sampler can decode whatever it meets. The shard knows
-no spec, so which columns there are besides `first`, their types and their values are the sampler's to check.
-Decoding happens on the loop, one payload after another, so it never takes more memory than one trajectory.
+completely and within the limits, and compared with the table's signature before it is stored: a sampler can
+decode whatever it meets. Decoding happens on the loop, so that it never takes more memory than one append.
+
+An append is acked once it is as safe as the table's durability promises. If its time is up while it is
+stored but not that safe, it is answered PENDING, and its resend waits until the fate of the first is known.
+TIMED_OUT means that it is not stored: it may go to another shard.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
 
 from services.replay.dedup import Claim, Dedup
-from services.replay.queue_table import QueueTable
-from services.replay.tables import DRAINING, Insertion, Table
-from shoal.clients.replay import (
+from services.replay.signature import Refused
+from services.replay.stored_table import CLOSE_S, StoredTable
+from services.replay.tables import DRAINING, Insertion, Ledger
+from shoal.clients.replay_shard import (
     RESPONSE_OVERHEAD_BYTES,
     Ack,
+    Append,
     Outcome,
     PrioritiesUpdated,
     Sampled,
     TableStats,
-    max_item_bytes,
 )
 from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.errors import InvalidArgumentError, LimitError, NotFoundError, UnavailableError
 from shoal.metrics import Clock
-from shoal.records import Life
+from shoal.records import ArraySpec, Life, Trajectory
 from shoal.wire import decode_trajectory
 
 log = logging.getLogger(__name__)
 
-# The class of each kind of table in the configuration.
-TABLE_KINDS = {"queue": QueueTable}
 MAX_ID_CHARS = 128
+# Trajectories in one append: an unroll of as many environments as a large group has, one by one.
+MAX_PAYLOADS = 1 << 14
+
+OPENING = "replay shard is still reading its files: try again, or use another one"
 
 
 class Shard:
-    """A `ReplayBackend`: tables by name, each with its own memory of repeats."""
+    """A `ReplayBackend`: tables by name. `open` before use if any of them keeps files."""
 
     def __init__(
         self,
         settings: ReplaySection,
         limits: LimitsSection,
+        directory: Path | None = None,
         clock: Clock = time.monotonic,
         make_dedup: Callable[[int], Dedup] = Dedup,
     ) -> None:
-        self.tables: Mapping[str, Table] = {
-            name: TABLE_KINDS[table.kind](name, table, clock) for name, table in settings.tables.items()
+        """`directory` is needed if a table keeps files: it has one of its own in there, by its name."""
+        self.tables: Mapping[str, StoredTable] = {
+            name: StoredTable(
+                name, table, limits, make_dedup(settings.max_lives), clock, directory and directory / name
+            )
+            for name, table in settings.tables.items()
         }
-        self._dedups = {name: make_dedup(settings.max_lives) for name in settings.tables}
         self._limits = limits
         self._max_sample_bytes = limits.max_message_bytes - RESPONSE_OVERHEAD_BYTES
-        self._draining = False
+        self._unavailable = OPENING if any(table.on_disk for table in self.tables.values()) else ""
 
-    def check_append(self, life: Life, table: str) -> None:
-        if self._draining:
-            raise UnavailableError(DRAINING)
+    async def open(self) -> None:
+        """Read what the tables' files hold; until then everything is refused as unavailable."""
+        for table in self.tables.values():
+            await table.open()
+        if self._unavailable == OPENING:
+            self._unavailable = ""
+
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Write what the tables' files lack, as far as there is time. Stop inserts and samples first."""
+        await asyncio.gather(*(table.close(timeout_s) for table in self.tables.values()))
+
+    def check_append(self, life: Life, table: str, declared: Sequence[ArraySpec] = ()) -> None:
+        if self._unavailable:
+            raise UnavailableError(self._unavailable)
         for name, value in (("actor_id", life.actor_id), ("run_id", life.run_id)):
             if not 1 <= len(value) <= MAX_ID_CHARS:
                 raise InvalidArgumentError(
                     f"{name} has {len(value)} characters: 1 to {MAX_ID_CHARS} are allowed"
                 )
-        self._table(table)
+        into = self._table(table)
+        if declared:
+            into.signature.declared(declared)
 
-    async def append(
-        self,
-        life: Life,
-        table: str,
-        sequence: int,
-        payload: bytes,
-        timeout_s: float = 0.0,
-        waited_s: float = 0.0,
-    ) -> Ack:
-        into, dedup = self._table(table), self._dedups[table]
-        ledger = into.ledger
-        ledger.received_bytes += len(payload)
-        started = asyncio.get_running_loop().time() - waited_s
-        timeout_s = timeout_s or into.insert_timeout_s
-        claim = await dedup.claim(life, sequence, timeout_s - waited_s)
+    async def append(self, life: Life, table: str, append: Append, waited_s: float = 0.0) -> Ack:
+        pending = await self.begin_append(life, table, append, waited_s)
+        return await pending.ack()
+
+    async def begin_append(
+        self, life: Life, table: str, append: Append, waited_s: float = 0.0
+    ) -> _PendingAck:
+        into = self._table(table)
+        ledger = into.table.ledger
+        ledger.received_bytes += append.num_bytes
+        now = asyncio.get_running_loop().time
+        deadline = now() - waited_s + (append.timeout_s or into.table.insert_timeout_s)
+        claim = await into.dedup.claim(life, append.sequence, deadline - now())
         if claim is Claim.DUPLICATE:
             ledger.num_duplicates += 1
-            return Ack(sequence, Outcome.DUPLICATE)
+            return _PendingAck(Ack(append.sequence, Outcome.DUPLICATE))
         if claim is Claim.BUSY:
             ledger.num_insert_timeouts += 1
-            return Ack(sequence, Outcome.TIMED_OUT)
-        insertion = Insertion(life, sequence, payload)
+            return _PendingAck(Ack(append.sequence, Outcome.PENDING))
+        insertion = Insertion(life, append.sequence, append.payloads, (), append.priorities)
         try:
-            self._check(payload)
-            waited_s = asyncio.get_running_loop().time() - started
-            stored = await into.insert(insertion, timeout_s - waited_s)
+            self._check(into, insertion)
+            if not await into.has_room(deadline - now()):
+                ledger.num_insert_timeouts += 1
+                return _PendingAck(Ack(append.sequence, Outcome.TIMED_OUT))
+            if not await into.table.insert(insertion, deadline - now()):
+                return _PendingAck(Ack(append.sequence, Outcome.TIMED_OUT))
+            return _PendingAck(Ack(append.sequence, Outcome.STORED), insertion.durable, deadline, ledger)
         except InvalidArgumentError as error:
-            ledger.num_rejected["limit" if isinstance(error, LimitError) else "invalid"] += 1
-            return Ack(sequence, Outcome.REJECTED, str(error))
+            num_refused = max(1, len(append.payloads))
+            ledger.num_inserted += num_refused
+            ledger.num_rejected[_reason(error)] += num_refused
+            return _PendingAck(Ack(append.sequence, Outcome.REJECTED, str(error)))
         finally:
-            dedup.settle(life, sequence, stored=insertion.key is not None)
-        return Ack(sequence, Outcome.STORED if stored else Outcome.TIMED_OUT)
+            _settle(into.dedup, insertion)
 
     async def sample(
         self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
     ) -> Sampled:
-        source = self._table(table)
-        if num_items < 1:
-            raise InvalidArgumentError(f"asked for {num_items} items: ask for at least 1")
+        source = self._table(table).table
+        if num_items < 0:
+            raise InvalidArgumentError(f"asked for {num_items} items: ask for none or more")
         timeout_s = (timeout_s or source.sample_timeout_s) - waited_s
-        items = await source.sample(num_items, self._max_sample_bytes, timeout_s)
-        return Sampled(items, source.num_items, source.num_bytes, source.priority_mass)
+        return await source.sample(num_items, self._max_sample_bytes, timeout_s)
 
-    def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
-    ) -> PrioritiesUpdated:
-        target = self._table(table)
-        if len(keys) != len(priorities):
+    def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> PrioritiesUpdated:
+        if self._unavailable:
+            # The last state on disk may be written already.
+            raise UnavailableError(self._unavailable)
+        target = self._table(table).table
+        if keys.shape != priorities.shape or keys.ndim != 1:
             raise InvalidArgumentError(
-                f"{len(keys)} keys with {len(priorities)} priorities: send one for each"
+                f"{keys.size} keys with {priorities.size} priorities: send one for each"
             )
-        for priority in priorities:
-            if not (math.isfinite(priority) and priority >= 0):
-                raise InvalidArgumentError(f"priority {priority} is not a finite number of at least 0")
+        if keys.dtype != np.uint64 or priorities.dtype != np.float64:
+            raise InvalidArgumentError(
+                f"keys are {keys.dtype} and priorities {priorities.dtype}: uint64 and float64 are needed"
+            )
+        bad = ~(np.isfinite(priorities) & (priorities >= 0))
+        if bad.any():
+            raise InvalidArgumentError(f"priority {priorities[bad][0]} is not a finite number of at least 0")
         return target.update_priorities(keys, priorities)
 
     def stats(self) -> tuple[TableStats, ...]:
+        if self._unavailable == OPENING:
+            raise UnavailableError(OPENING)
         return tuple(table.stats() for table in self.tables.values())
 
     def stop_inserts(self) -> None:
         """From now on appends are refused as unavailable; samples go on."""
-        self._draining = True
+        self._unavailable = DRAINING
         for table in self.tables.values():
-            table.stop_inserts()
+            table.table.stop_inserts()
 
-    def stop_samples(self) -> None:
+    def stop_samples(self, *, on_disk_only: bool = False) -> None:
+        """Of all tables, or only of those that keep files."""
         for table in self.tables.values():
-            table.stop_samples()
+            if table.on_disk or not on_disk_only:
+                table.table.stop_samples()
 
-    @property
-    def num_items(self) -> int:
-        return sum(table.num_items for table in self.tables.values())
-
-    def _check(self, payload: bytes) -> None:
-        """Raises InvalidArgumentError, or LimitError, for what must not be stored."""
-        most = max_item_bytes(self._limits.max_message_bytes)
-        if len(payload) > most:
+    def _check(self, into: StoredTable, insertion: Insertion) -> None:
+        """Decodes the trajectories. Raises InvalidArgumentError for what must not be stored."""
+        num_payloads = len(insertion.payloads)
+        if not 1 <= num_payloads <= MAX_PAYLOADS:
+            raise LimitError(f"append of {num_payloads} trajectories: 1 to {MAX_PAYLOADS} are allowed")
+        largest = max(map(len, insertion.payloads))
+        if largest > into.max_payload_bytes:
             raise LimitError(
-                f"item of {len(payload)} bytes is above the limit of {most} bytes "
-                "(limits.max_message_bytes less headers): raise it or shorten the unrolls"
+                f"trajectory of {largest} bytes is above the limit of {into.max_payload_bytes} bytes "
+                "(limits.max_message_bytes less headers, for all unrolls of a sequence together): raise it "
+                "or shorten the unrolls"
             )
+        priorities = insertion.priorities
+        if priorities is not None and not (np.isfinite(priorities) & (priorities >= 0)).all():
+            raise Refused("a priority is not a finite number of at least 0", "not_finite")
         try:
-            decode_trajectory(payload, self._limits)
+            insertion.trajectories = self._decode(insertion.payloads)
+            into.check(insertion)
         except InvalidArgumentError:
             raise
         except Exception:
-            # Ending the stream would make the writer send the same item again, for ever.
-            log.exception("cannot check an item of %d bytes", len(payload))
+            # Ending the stream would make the writer send the same append again, for ever.
+            log.exception("cannot check an append of %d bytes", insertion.num_bytes)
             raise InvalidArgumentError("internal error while checking, see the shard's log") from None
 
-    def _table(self, name: str) -> Table:
+    def _decode(self, payloads: Sequence[bytes]) -> tuple[Trajectory, ...]:
+        """All of an append at once must not take more memory than one large trajectory may."""
+        most = self._limits.max_trajectory_bytes
+        trajectories = []
+        num_bytes = 0
+        for payload in payloads:
+            trajectory = decode_trajectory(payload, self._limits)
+            num_bytes += sum([array.nbytes for array in trajectory.columns.values()])
+            if num_bytes > most:
+                raise LimitError(
+                    f"append of {len(payloads)} trajectories has more than {most} bytes once unpacked "
+                    "(limits.max_trajectory_bytes): raise it or send fewer at once"
+                )
+            trajectories.append(trajectory)
+        return tuple(trajectories)
+
+    def _table(self, name: str) -> StoredTable:
+        if self._unavailable == OPENING:
+            raise UnavailableError(OPENING)
         try:
             return self.tables[name]
         except KeyError:
             names = ", ".join(self.tables)
             raise NotFoundError(f"no replay table {name!r} here: there are {names}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingAck:
+    """What to answer once `durable` is done, if it is in time."""
+
+    answer: Ack
+    durable: asyncio.Future[None] | None = None
+    deadline: float = 0.0
+    ledger: Ledger | None = None
+
+    async def ack(self) -> Ack:
+        if self.durable is None:
+            return self.answer
+        if await _done(self.durable, self.deadline - asyncio.get_running_loop().time()):
+            return self.answer
+        if self.ledger is not None:
+            self.ledger.num_insert_timeouts += 1
+        return Ack(self.answer.sequence, Outcome.PENDING)
+
+
+def _reason(error: InvalidArgumentError) -> str:
+    """Under which of REJECT_REASONS a refusal is counted."""
+    if isinstance(error, Refused):
+        return error.reason
+    return "limit" if isinstance(error, LimitError) else "invalid"
+
+
+async def _done(future: asyncio.Future[None], timeout_s: float) -> bool:
+    """Wait for it without cancelling it; False if time was up first."""
+    if not future.done() and timeout_s > 0:
+        await asyncio.wait((future,), timeout=timeout_s)
+    return future.done() and not future.cancelled() and future.exception() is None
+
+
+def _settle(dedup: Dedup, insertion: Insertion) -> None:
+    """End the claim now, or when it is known whether what was stored is safe.
+
+    If that is never known, since the shard left before, the claim stays: a resend is then stored elsewhere.
+    """
+    life, sequence, durable = insertion.life, insertion.sequence, insertion.durable
+    if insertion.first_key is not None:
+        dedup.add(life, sequence)
+    if insertion.first_key is None or durable is None:
+        dedup.settle(life, sequence)
+    elif durable.done():
+        _settle_if_safe(dedup, life, sequence, durable)
+    else:
+        durable.add_done_callback(lambda done: _settle_if_safe(dedup, life, sequence, done))
+
+
+def _settle_if_safe(dedup: Dedup, life: Life, sequence: int, durable: asyncio.Future[None]) -> None:
+    if not durable.cancelled() and durable.exception() is None:
+        dedup.settle(life, sequence)

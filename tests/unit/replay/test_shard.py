@@ -1,56 +1,39 @@
-"""The shard: what may enter, what is a repeat, and a ledger that adds up under anything."""
+"""The shard: what may enter, what is a repeat, when it is acked, and a ledger that adds up under anything."""
 
 from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import services.replay.shard
-from services.replay.dedup import Claim, Dedup
-from services.replay.shard import MAX_ID_CHARS, Shard
-from shoal.clients.replay import Ack, Outcome, TableStats
-from shoal.config.tree import LimitsSection, QueueTable, ReplaySection
+from services.replay.shard import MAX_ID_CHARS, MAX_PAYLOADS, Shard
+from services.replay.tables import Insertion
+from shoal.clients.replay_shard import Ack, Append, Outcome
+from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
+from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
-from shoal.records import Life
+from shoal.records import ArraySpec, Life
+from shoal.wire import encode_trajectory
+from tests.service.replay_items import trajectory
 from tests.unit.replay.payloads import payload
+from tests.unit.replay.shards import LIFE, PAYLOAD, an, make_shard, stats_of
 from tests.unit.replay.virtual_time import run, settle
 
-LIFE = Life("actor", "run")
-PAYLOAD = payload()
-
-
-class Forgetful(Dedup):
-    """The control: every item is new."""
-
-    async def claim(self, life: Life, sequence: int, timeout_s: float) -> Claim:
-        return Claim.GRANTED
-
-    def settle(self, life: Life, sequence: int, *, stored: bool) -> None:
-        return None
-
-
-def make_shard(limits: LimitsSection | None = None, **bounds: float) -> Shard:
-    tables = {"train": QueueTable.model_validate(bounds), "other": QueueTable()}
-    return Shard(
-        ReplaySection(tables=tables), limits or LimitsSection(), clock=asyncio.get_running_loop().time
-    )
-
-
-def stats_of(shard: Shard, table: str = "train") -> TableStats:
-    return next(stats for stats in shard.stats() if stats.table == table)
+KEYS = np.array([1], np.uint64)
 
 
 def test_stored_bytes_come_out_as_they_went_in() -> None:
     async def main() -> None:
         shard = make_shard()
-        assert await shard.append(LIFE, "train", 4, PAYLOAD) == Ack(4, Outcome.STORED)
+        assert await shard.append(LIFE, "train", an(4)) == Ack(4, Outcome.STORED)
         sampled = await shard.sample("train", 1)
-        assert sampled.items[0].payload == PAYLOAD
+        assert sampled.items[0].payloads == (PAYLOAD,)
         assert (sampled.items[0].life, sampled.items[0].sequence) == (LIFE, 4)
-        assert (sampled.num_items, sampled.num_bytes, sampled.priority_mass) == (0, 0, 0.0)
+        assert (sampled.num_items, sampled.num_bytes, sampled.priority_mass) == (1, len(PAYLOAD), 1.0)
+        left = await shard.sample("train", 0)
+        assert (left.items, left.num_items, left.num_bytes, left.priority_mass) == ((), 0, 0, 0.0)
 
     run(main())
 
@@ -58,10 +41,10 @@ def test_stored_bytes_come_out_as_they_went_in() -> None:
 def test_repeats_are_acked_and_not_stored_per_life_and_table() -> None:
     async def main() -> None:
         shard = make_shard()
-        assert (await shard.append(LIFE, "train", 1, PAYLOAD)).outcome is Outcome.STORED
-        assert (await shard.append(LIFE, "train", 1, PAYLOAD)).outcome is Outcome.DUPLICATE
-        assert (await shard.append(Life("actor", "next"), "train", 1, PAYLOAD)).outcome is Outcome.STORED
-        assert (await shard.append(LIFE, "other", 1, PAYLOAD)).outcome is Outcome.STORED
+        assert (await shard.append(LIFE, "train", an(1))).outcome is Outcome.STORED
+        assert (await shard.append(LIFE, "train", an(1))).outcome is Outcome.DUPLICATE
+        assert (await shard.append(Life("actor", "next"), "train", an(1))).outcome is Outcome.STORED
+        assert (await shard.append(LIFE, "other", an(1))).outcome is Outcome.STORED
         stats = stats_of(shard)
         assert (stats.num_items, stats.num_inserted, stats.num_duplicates) == (2, 2, 1)
 
@@ -71,10 +54,10 @@ def test_repeats_are_acked_and_not_stored_per_life_and_table() -> None:
 def test_resend_while_the_first_insert_still_waits_is_stored_once() -> None:
     async def main() -> None:
         shard = make_shard(max_items=1)
-        await shard.append(LIFE, "train", 0, PAYLOAD)
-        first = asyncio.ensure_future(shard.append(LIFE, "train", 1, PAYLOAD, 60.0))
+        await shard.append(LIFE, "train", an(0))
+        first = asyncio.ensure_future(shard.append(LIFE, "train", an(1, timeout_s=60.0)))
         await settle()
-        resend = asyncio.ensure_future(shard.append(LIFE, "train", 1, PAYLOAD, 60.0))
+        resend = asyncio.ensure_future(shard.append(LIFE, "train", an(1, timeout_s=60.0)))
         await settle()
         await shard.sample("train", 1)
         assert (await first).outcome is Outcome.STORED
@@ -90,10 +73,10 @@ def test_broken_stream_then_resend_is_stored_once(granted: bool) -> None:
 
     async def main() -> None:
         shard = make_shard(max_items=1)
-        await shard.append(LIFE, "train", 0, PAYLOAD)
-        first = asyncio.ensure_future(shard.append(LIFE, "train", 1, PAYLOAD, 60.0))
+        await shard.append(LIFE, "train", an(0))
+        first = asyncio.ensure_future(shard.append(LIFE, "train", an(1, timeout_s=60.0)))
         await settle()
-        resend = asyncio.ensure_future(shard.append(LIFE, "train", 1, PAYLOAD, 60.0))
+        resend = asyncio.ensure_future(shard.append(LIFE, "train", an(1, timeout_s=60.0)))
         await settle()
         if granted:
             await shard.sample("train", 1)
@@ -115,7 +98,7 @@ def test_timeouts_are_the_callers_or_the_tables_less_what_has_passed() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         shard = make_shard(max_items=1, insert_timeout_s=7.0, sample_timeout_s=9.0)
-        await shard.append(LIFE, "train", 0, PAYLOAD)
+        await shard.append(LIFE, "train", an(0))
         for given_s, waited_s, expected_s in (
             (2.0, 0.0, 2.0),
             (0.0, 0.0, 7.0),
@@ -123,7 +106,7 @@ def test_timeouts_are_the_callers_or_the_tables_less_what_has_passed() -> None:
             (2.0, 5.0, 0.0),
         ):
             started = loop.time()
-            ack = await shard.append(LIFE, "train", 1, PAYLOAD, given_s, waited_s)
+            ack = await shard.append(LIFE, "train", an(1, timeout_s=given_s), waited_s)
             assert ack.outcome is Outcome.TIMED_OUT
             assert loop.time() - started == pytest.approx(expected_s)
         assert stats_of(shard).num_insert_timeouts == 4
@@ -141,15 +124,23 @@ def test_timeouts_are_the_callers_or_the_tables_less_what_has_passed() -> None:
 def test_what_breaks_a_rule_is_rejected_with_the_reason_and_may_be_sent_right_later() -> None:
     async def main() -> None:
         shard = make_shard(LimitsSection(max_tensor_bytes=1024), max_bytes=1 << 20)
-        garbage = await shard.append(LIFE, "train", 0, b"\xff\xff garbage")
+        garbage = await shard.append(LIFE, "train", an(0, b"\xff\xff garbage"))
         assert garbage.outcome is Outcome.REJECTED
         assert "no Trajectory message" in garbage.reason
-        large = await shard.append(LIFE, "train", 1, payload(envs=300))
+        large = await shard.append(LIFE, "train", an(1, PAYLOAD, payload(envs=300)))
         assert large.outcome is Outcome.REJECTED
         assert "above the limit of 1024 bytes" in large.reason
-        assert shard.tables["train"].ledger.num_rejected == {"invalid": 1, "limit": 1}
-        assert stats_of(shard).num_rejected == 2
-        assert (await shard.append(LIFE, "train", 0, PAYLOAD)).outcome is Outcome.STORED
+        other = await shard.append(LIFE, "other", an(1, PAYLOAD, payload(width=9)))
+        assert "signature" in shard.tables["other"].table.ledger.num_rejected
+        assert other.outcome is Outcome.REJECTED
+        assert "float32[4]" in other.reason
+        assert "float32[9]" in other.reason
+        rejected = {"invalid": 1, "limit": 2, "signature": 0, "not_finite": 0, "range": 0}
+        assert shard.tables["train"].table.ledger.num_rejected == rejected
+        assert shard.tables["other"].table.ledger.num_rejected["signature"] == 2
+        stats = stats_of(shard)
+        assert (stats.num_rejected, stats.num_inserted, stats.num_items) == (3, 3, 0)
+        assert (await shard.append(LIFE, "train", an(0))).outcome is Outcome.STORED
 
     run(main())
 
@@ -166,10 +157,10 @@ def test_a_fault_of_the_check_itself_is_a_rejection_with_its_traceback_in_the_lo
         shard = make_shard()
         with monkeypatch.context() as patch:
             patch.setattr(services.replay.shard, "decode_trajectory", broken)
-            ack = await shard.append(LIFE, "train", 0, PAYLOAD)
+            ack = await shard.append(LIFE, "train", an(0))
         assert ack.outcome is Outcome.REJECTED
         assert "internal error while checking" in ack.reason
-        assert (await shard.append(LIFE, "train", 0, PAYLOAD)).outcome is Outcome.STORED
+        assert (await shard.append(LIFE, "train", an(0))).outcome is Outcome.STORED
 
     run(main())
     assert "OverflowError: bug" in caplog.text
@@ -179,11 +170,11 @@ def test_item_above_the_tables_or_the_messages_size_is_rejected_instead_of_waiti
     async def main() -> None:
         big = payload(envs=2000)
         shard = make_shard(max_bytes=len(big) - 1)
-        ack = await shard.append(LIFE, "train", 0, big)
+        ack = await shard.append(LIFE, "train", an(0, big))
         assert ack.outcome is Outcome.REJECTED
         assert f"max_bytes of table 'train' ({len(big) - 1})" in ack.reason
         shard = make_shard(LimitsSection(max_message_bytes=1 << 16))
-        ack = await shard.append(LIFE, "train", 0, payload(envs=4000))
+        ack = await shard.append(LIFE, "train", an(0, payload(envs=4000)))
         assert ack.outcome is Outcome.REJECTED
         assert "limits.max_message_bytes" in ack.reason
         assert asyncio.get_running_loop().time() == 0.0
@@ -197,12 +188,12 @@ def test_what_was_stored_fits_into_one_answer() -> None:
         shard = make_shard(limits)
         item = payload(envs=600)
         for sequence in range(6):
-            assert (await shard.append(LIFE, "train", sequence, item)).outcome is Outcome.STORED
+            assert (await shard.append(LIFE, "train", an(sequence, item))).outcome is Outcome.STORED
         sizes = []
         while stats_of(shard).num_items:
             items = (await shard.sample("train", 6)).items
             sizes.append(len(items))
-            assert sum(len(item.payload) for item in items) < limits.max_message_bytes
+            assert sum(item.num_bytes for item in items) < limits.max_message_bytes
         assert sum(sizes) == 6
         assert 1 < max(sizes) < 6
 
@@ -215,23 +206,29 @@ def test_unknown_tables_and_bad_requests() -> None:
         with pytest.raises(NotFoundError, match="no replay table 'nope' here: there are train, other"):
             shard.check_append(LIFE, "nope")
         with pytest.raises(NotFoundError):
-            await shard.append(LIFE, "nope", 0, PAYLOAD)
+            await shard.append(LIFE, "nope", an(0))
         with pytest.raises(NotFoundError):
             await shard.sample("nope", 1)
         with pytest.raises(NotFoundError):
-            shard.update_priorities("nope", [], [])
-        with pytest.raises(InvalidArgumentError, match="at least 1"):
-            await shard.sample("train", 0)
+            shard.update_priorities("nope", KEYS, np.ones(1))
+        with pytest.raises(InvalidArgumentError, match="-1 items"):
+            await shard.sample("train", -1)
         for life in (Life("", "run"), Life("actor", ""), Life("a" * (MAX_ID_CHARS + 1), "run")):
             with pytest.raises(InvalidArgumentError, match="1 to 128"):
                 shard.check_append(life, "train")
         with pytest.raises(InvalidArgumentError, match="1 keys with 2 priorities"):
-            shard.update_priorities("train", [1], [1.0, 2.0])
+            shard.update_priorities("train", KEYS, np.ones(2))
         for priority in (-1.0, float("nan"), float("inf")):
             with pytest.raises(InvalidArgumentError, match="not a finite number"):
-                shard.update_priorities("train", [1], [priority])
+                shard.update_priorities("train", KEYS, np.array([priority]))
+        with pytest.raises(InvalidArgumentError, match="int64"):
+            shard.update_priorities("train", KEYS.astype(np.int64), np.ones(1))
         with pytest.raises(FailedPreconditionError, match="no priorities"):
-            shard.update_priorities("train", [1], [1.0])
+            shard.update_priorities("train", KEYS, np.ones(1))
+        for declared in ((), (ArraySpec("x", "float32", ()),), (ArraySpec("x", "float32", (), 7),)):
+            shard.check_append(LIFE, "train", declared)
+        with pytest.raises(FailedPreconditionError, match="x float64"):
+            shard.check_append(LIFE, "train", (ArraySpec("x", "float64", ()),))
 
     run(main())
 
@@ -239,8 +236,8 @@ def test_unknown_tables_and_bad_requests() -> None:
 def test_a_draining_shard_refuses_appends_and_hands_out_the_rest() -> None:
     async def main() -> None:
         shard = make_shard(max_items=1)
-        await shard.append(LIFE, "train", 0, PAYLOAD)
-        waiting = asyncio.ensure_future(shard.append(LIFE, "train", 1, PAYLOAD, 60.0))
+        await shard.append(LIFE, "train", an(0))
+        waiting = asyncio.ensure_future(shard.append(LIFE, "train", an(1, timeout_s=60.0)))
         await settle()
         shard.stop_inserts()
         with pytest.raises(UnavailableError):
@@ -255,75 +252,79 @@ def test_a_draining_shard_refuses_appends_and_hands_out_the_rest() -> None:
     run(main())
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("append"), st.integers(0, 8), st.sampled_from([0.1, 1.0, 10.0])),
-        st.tuples(st.just("garbage"), st.integers(0, 8), st.just(0.0)),
-        st.tuples(st.just("sample"), st.integers(1, 3), st.sampled_from([0.1, 1.0, 10.0])),
-        st.tuples(st.just("cancel"), st.integers(0, 1000), st.just(0.0)),
-        st.tuples(st.just("pass"), st.integers(0, 2), st.just(0.0)),
-    ),
-    max_size=50,
-)
-
-
-async def work_through(
-    shard: Shard, operations: list[tuple[str, int, float]]
-) -> tuple[list[asyncio.Task[Ack]], list[int]]:
-    """Do it all with overlapping calls; returns the appends and the sequences that came out, in order."""
-    loop = asyncio.get_running_loop()
-    appends: list[asyncio.Task[Ack]] = []
-    samples = []
-    for what, number, timeout_s in operations:
-        if what == "append":
-            appends.append(loop.create_task(shard.append(LIFE, "train", number, PAYLOAD, timeout_s)))
-        elif what == "garbage":
-            appends.append(loop.create_task(shard.append(LIFE, "train", number, b"\xff\xff\xff")))
-        elif what == "sample":
-            samples.append(loop.create_task(shard.sample("train", number, timeout_s)))
-        elif what == "pass":
-            await asyncio.sleep(number)
-        elif appends or samples:
-            every = [*appends, *samples]
-            every[number % len(every)].cancel()
-        stats = stats_of(shard)
-        assert stats.num_inserted == stats.num_items + stats.num_sampled_out + stats.num_evicted
-        assert stats.num_items <= stats.max_items
-    if appends or samples:
-        await asyncio.wait([*appends, *samples])
-    out = [item.sequence for task in samples if not task.cancelled() for item in task.result().items]
-    out += [item.sequence for item in (await shard.sample("train", 100, 0.001)).items]
-    return appends, out
-
-
-@given(OPERATIONS)
-def test_each_sequence_is_stored_at_most_once_and_the_ledger_adds_up(
-    operations: list[tuple[str, int, float]],
-) -> None:
+def test_an_append_of_several_is_stored_or_refused_as_a_whole() -> None:
     async def main() -> None:
-        shard = make_shard(max_items=2)
-        appends, out = await work_through(shard, operations)
-        acks = [task.result() for task in appends if not task.cancelled()]
-        assert len(out) == len(set(out))
-        acked = {ack.sequence for ack in acks if ack.outcome in (Outcome.STORED, Outcome.DUPLICATE)}
-        assert acked <= set(out)
+        shard = make_shard()
+        three = [payload(number) for number in range(3)]
+        assert (await shard.append(LIFE, "train", an(0, *three))).outcome is Outcome.STORED
+        assert (await shard.append(LIFE, "train", an(0, *three))).outcome is Outcome.DUPLICATE
+        assert (await shard.append(LIFE, "train", an(1, PAYLOAD, b"\xff"))).outcome is Outcome.REJECTED
+        items = (await shard.sample("train", 10)).items
+        assert [(item.key, item.sequence, item.payloads[0]) for item in items] == [
+            (1, 0, three[0]),
+            (2, 0, three[1]),
+            (3, 0, three[2]),
+        ]
         stats = stats_of(shard)
-        counts = {outcome: sum(ack.outcome is outcome for ack in acks) for outcome in Outcome}
-        assert stats.num_inserted == stats.num_sampled_out == len(out)
-        assert stats.num_rejected == counts[Outcome.REJECTED]
-        # Cancelled appends may have been counted before they could answer.
-        cancelled = len(appends) - len(acks)
-        assert counts[Outcome.STORED] <= stats.num_inserted <= counts[Outcome.STORED] + cancelled
-        assert stats.num_duplicates == counts[Outcome.DUPLICATE]
-        assert stats.num_insert_timeouts == counts[Outcome.TIMED_OUT]
+        assert (stats.num_inserted, stats.num_rejected, stats.num_duplicates) == (5, 2, 1)
+        for payloads in ((), (PAYLOAD,) * (MAX_PAYLOADS + 1)):
+            ack = await shard.append(LIFE, "train", Append(2, payloads))
+            assert ack.outcome is Outcome.REJECTED
+            assert f"append of {len(payloads)} trajectories" in ack.reason
 
     run(main())
 
 
-def test_control_without_memory_repeats_are_stored() -> None:
+def test_an_append_that_is_large_once_unpacked_is_refused_though_each_trajectory_is_small() -> None:
     async def main() -> None:
-        shard = Shard(ReplaySection(), LimitsSection(), make_dedup=Forgetful)
-        _, out = await work_through(shard, [("append", 1, 1.0), ("append", 1, 1.0)])
-        assert out == [1, 1]
+        shard = make_shard(LimitsSection(max_trajectory_bytes=2048))
+        assert (await shard.append(LIFE, "train", an(0, PAYLOAD))).outcome is Outcome.STORED
+        ack = await shard.append(LIFE, "train", an(1, *[PAYLOAD] * 15))
+        assert ack.outcome is Outcome.REJECTED
+        assert "limits.max_trajectory_bytes" in ack.reason
+
+    run(main())
+
+
+def test_all_unrolls_of_a_sequence_must_fit_into_one_answer() -> None:
+    async def main() -> None:
+        limits = LimitsSection(max_message_bytes=1 << 16)
+        item = payload(envs=1, width=2000)
+        for unrolls, outcome in ((1, Outcome.STORED), (4, Outcome.REJECTED)):
+            tables: dict[str, AnyTable] = {"train": SequenceTable(unrolls=unrolls, max_items=10)}
+            shard = Shard(ReplaySection(tables=tables), limits)
+            assert (await shard.append(LIFE, "train", an(0, item))).outcome is outcome
+
+    run(main())
+
+
+def test_what_waits_for_its_turn_holds_no_unpacked_columns_that_its_table_does_not_need() -> None:
+    tables: dict[str, AnyTable] = {
+        "queue": QueueTable(),
+        "sequence": SequenceTable(max_items=10),
+        "transition": TransitionTable(max_items=10),
+    }
+    shard = Shard(ReplaySection(tables=tables), LimitsSection())
+    unpacked = trajectory()
+    for name, kept in (
+        ("queue", ["first"]),
+        ("sequence", ["first"]),
+        ("transition", list(unpacked.columns)),
+    ):
+        insertion = Insertion(LIFE, 0, (encode_trajectory(unpacked),), (unpacked,))
+        shard.tables[name].check(insertion)
+        (left,) = insertion.trajectories
+        assert list(left.columns) == kept
+        assert (left.unroll_length, left.num_envs) == (unpacked.unroll_length, unpacked.num_envs)
+
+
+def test_an_append_that_the_table_refuses_does_not_fix_the_signature() -> None:
+    async def main() -> None:
+        tables: dict[str, AnyTable] = {"train": SequenceTable(max_items=10)}
+        shard = Shard(ReplaySection(tables=tables), LimitsSection())
+        two_envs = await shard.append(LIFE, "train", an(0, payload(envs=2, width=9)))
+        assert two_envs.outcome is Outcome.REJECTED
+        assert "one environment" in two_envs.reason
+        assert (await shard.append(LIFE, "train", an(1, payload(envs=1)))).outcome is Outcome.STORED
 
     run(main())

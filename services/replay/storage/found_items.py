@@ -1,0 +1,89 @@
+"""What recovery finds of a table's items, and how much of their payloads it keeps in memory.
+
+Plain bookkeeping of one recovery, used by its one thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import numpy as np
+
+from shoal.journal.events import Inserted, StoredPayload, TableState
+
+
+class Budget:
+    """Lets the oldest payloads go once there are too many bytes of them."""
+
+    def __init__(self, max_bytes: int | None) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._payloads: deque[StoredPayload] = deque()
+
+    def add(self, payloads: Iterable[StoredPayload]) -> None:
+        if self._max_bytes is None:
+            return
+        for payload in payloads:
+            if payload.data is not None:
+                self._payloads.append(payload)
+                self._bytes += payload.size
+        while self._bytes > self._max_bytes:
+            oldest = self._payloads.popleft()
+            oldest.data = None
+            self._bytes -= oldest.size
+
+
+class FoundItems:
+    """The inserts that hold items of a state."""
+
+    def __init__(self, state: TableState | None, budget: Budget) -> None:
+        self._keys = state.keys if state is not None else np.empty(0, np.uint64)
+        # Most often no key is missing in between, and then no search is needed.
+        self._first = int(self._keys[0]) if self._keys.size else 0
+        self._has_gaps = self._keys.size > 0 and int(self._keys[-1]) - self._first + 1 != self._keys.size
+        self._budget = budget
+        self._by_key: dict[int, tuple[Inserted, int]] = {}
+
+    def add(self, record: Inserted) -> None:
+        """Of two with the same keys the later one counts: it was written again for a reason."""
+        start, end = self._live_range(record)
+        num_live = end - start
+        if num_live:
+            self._by_key[record.first_key] = record, num_live
+        if len(record.payloads) > 1 and num_live < record.num_keys:
+            live = set(self._keys[start:end].tolist())
+            for key, payload in enumerate(record.payloads, record.first_key):
+                if key not in live:
+                    payload.data = None
+        elif not num_live:
+            record.payloads[0].data = None
+        self._budget.add(record.payloads)
+
+    def in_order(self) -> list[Inserted]:
+        """By key. No two of them overlap."""
+        return [record for record, _ in self._chosen()]
+
+    def num_missing(self) -> int:
+        """Items of the state that are in no file."""
+        return int(self._keys.size) - sum(num_live for _, num_live in self._chosen())
+
+    def _chosen(self) -> list[tuple[Inserted, int]]:
+        """Of two that overlap, which only damage can bring about, the one with the lower keys is left out."""
+        found = [self._by_key[key] for key in sorted(self._by_key)]
+        return [
+            (record, num_live)
+            for (record, num_live), after in zip_longest(found, found[1:])
+            if after is None or record.first_key + record.num_keys <= after[0].first_key
+        ]
+
+    def _live_range(self, record: Inserted) -> tuple[int, int]:
+        """Which of the state's keys are this record's."""
+        begin, end = record.first_key, record.first_key + record.num_keys
+        if self._has_gaps:
+            # Of the same type as the keys, or NumPy would convert all of those each time.
+            found = self._keys.searchsorted(np.array([begin, end], np.uint64))
+            return int(found[0]), int(found[1])
+        size = len(self._keys)
+        return min(max(begin - self._first, 0), size), min(max(end - self._first, 0), size)

@@ -1,0 +1,300 @@
+"""Which payloads of a table are in memory, and reading back those that are not.
+
+All of it is called on the event loop, but for `segment_deleted`; the reading happens in a few threads. The
+newest payloads stay in memory, up to a limit; older ones leave it as soon as the journal has them in a file.
+What is read back is checked against its CRC32C: bytes that do not match are never handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+
+from services.replay.object_column import ObjectColumn
+from services.replay.storage.files import Files, RealFiles, why
+from shoal.journal.events import Location, StoredPayload
+from shoal.journal.reader import segment_name
+from shoal.metrics import Clock
+
+log = logging.getLogger(__name__)
+
+_NUM_THREADS = 4
+_MAX_OPEN_FILES = 64
+# A read that takes longer than this is reported.
+SLOW_S = 5.0
+
+
+class Place(NamedTuple):
+    """Where in the segment files the bytes of a payload are, and what they must be."""
+
+    segment: int
+    offset: int
+    size: int
+    crc32c: int
+
+
+class Found(NamedTuple):
+    """Payloads that are there: their bytes, and where to read those that are None."""
+
+    data: list[bytes | None]
+    places: dict[int, Place]
+
+
+class PayloadStore:
+    """The payloads of one table by key; those that are there are of one span of at most `max_items` keys.
+
+    They are in columns by slot (key % max_items), not in objects: those would be millions for the garbage
+    collector to look at. A `StoredPayload` is only kept until the journal knows where its bytes stay.
+    """
+
+    def __init__(
+        self,
+        max_items: int,
+        max_ram_bytes: int | None,
+        files: Files | None,
+        directory: Path | None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`max_ram_bytes` None: all of them stay in memory."""
+        self.ram_bytes = 0
+        self._max_items = max_items
+        self._max_ram_bytes = max_ram_bytes
+        # None where it is not in memory. Zeros for the rest: their memory is only used once it is written.
+        self._data: ObjectColumn[bytes | None] = ObjectColumn(max_items)
+        self._sizes = np.zeros(max_items, np.uint32)
+        self._crcs = np.zeros(max_items, np.uint32)
+        # 0: in no file yet. Of what always stays in memory nobody needs to know it.
+        self._segments = np.zeros(max_items, np.int64)
+        self._offsets = np.zeros(max_items, np.int64)
+        # What the journal has not written yet, and what it may still write again to another place.
+        self._unwritten: deque[tuple[int, StoredPayload]] = deque()
+        self._unsynced: deque[tuple[int, StoredPayload]] = deque()
+        # All with smaller keys are out of memory.
+        self._first_in_ram = 0
+        self._newest_key = 0
+        self._reader = None if directory is None else _Reader(files or RealFiles(), directory)
+        self._pool: ThreadPoolExecutor | None = None
+        # What finds no thread waits here, where it can be cancelled, and takes no memory after that.
+        self._threads = asyncio.Semaphore(_NUM_THREADS)
+        self._clock = clock
+        # When the reads that are under way began.
+        self._reading: dict[asyncio.Future[list[bytes | None]], float] = {}
+
+    @property
+    def degraded(self) -> str:
+        """That reading takes long; empty if all is well."""
+        took_s = self._clock() - min(self._reading.values(), default=self._clock())
+        return f"the disk is slow: a read has taken {took_s:.0f} s so far" if took_s > SLOW_S else ""
+
+    def add(self, key: int, payload: StoredPayload) -> None:
+        """A payload that is newer than all others; it may have no data already."""
+        slot = key % self._max_items
+        self._newest_key = key
+        self._data[slot] = payload.data
+        self._sizes[slot] = payload.size
+        self._crcs[slot] = payload.crc32c
+        if payload.data is not None:
+            self.ram_bytes += payload.size
+        self._segments[slot] = 0
+        if payload.location is not None:
+            # Found in a file that is not written any more.
+            self._place(key, payload.location)
+        elif self._max_ram_bytes is not None:
+            self._unwritten.append((key, payload))
+        if self._max_ram_bytes is not None:
+            self._follow_journal()
+            self._drop_oldest(self._max_ram_bytes)
+
+    def forget(self, keys: np.ndarray) -> None:
+        """Their items, which are there, are gone. Whoever is fetching them still gets them."""
+        slots = self._slots(keys)
+        sizes = self._sizes[slots].tolist()
+        for slot, size in zip(slots.tolist(), sizes, strict=True):
+            if self._data[slot] is not None:
+                self._data[slot] = None
+                self.ram_bytes -= size
+
+    def sizes(self, keys: np.ndarray) -> np.ndarray:
+        """Of payloads that are there."""
+        sizes: np.ndarray = self._sizes[self._slots(keys)]
+        return sizes
+
+    def get(self, key: int) -> StoredPayload:
+        """One that is there."""
+        slot = key % self._max_items
+        place = self._place_of(slot)
+        location = Location(place.segment, place.offset) if place.segment else None
+        return StoredPayload(place.size, place.crc32c, self._data[slot], location)
+
+    def find(self, keys: np.ndarray) -> Found:
+        """For `fetch`. The items are there now; they may go before that."""
+        slots = self._slots(keys)
+        data = self._data.take(slots)
+        if None not in data:
+            return Found(data, {})
+        self._follow_journal()
+        missing = [i for i, there in enumerate(data) if there is None]
+        return Found(data, {i: self._place_of(int(slots[i])) for i in missing})
+
+    async def fetch(self, found: Found) -> list[bytes | None]:
+        """The bytes of what `find` returned; None: damaged, or its file is gone. Cancel at will."""
+        if not found.places:
+            return found.data
+        read = await self._read(sorted(set(found.places.values())))
+        data = found.data.copy()
+        for i, place in found.places.items():
+            data[i] = read.get(place)
+        return data
+
+    def segment_deleted(self, number: int) -> None:
+        """Lets go of the file, or its disk space stays taken. From any thread."""
+        if self._reader is not None:
+            self._reader.forget(number)
+
+    def close(self) -> None:
+        """Does not wait for what is being read."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _read(self, places: list[Place]) -> dict[Place, bytes | None]:
+        """Places are in the order of the files, so that the disk reads forwards."""
+        if self._reader is None:
+            return {}
+        size = -(-len(places) // _NUM_THREADS)
+        parts = [places[start : start + size] for start in range(0, len(places), size)]
+        answers = await asyncio.gather(*(self._read_part(self._reader, part) for part in parts))
+        return dict(zip(places, itertools.chain.from_iterable(answers), strict=True))
+
+    async def _read_part(self, reader: _Reader, places: list[Place]) -> list[bytes | None]:
+        await self._threads.acquire()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="payloads")
+        reading = asyncio.get_running_loop().run_in_executor(self._pool, reader.read, places)
+        self._reading[reading] = self._clock()
+        reading.add_done_callback(self._has_read)
+        # Its thread is taken until it has read, whoever still waits for that.
+        return await asyncio.shield(reading)
+
+    def _has_read(self, reading: asyncio.Future[list[bytes | None]]) -> None:
+        del self._reading[reading]
+        self._threads.release()
+
+    def _drop_oldest(self, max_ram_bytes: int) -> None:
+        while self.ram_bytes > max_ram_bytes:
+            key = max(self._first_in_ram, self._newest_key - self._max_items + 1)
+            slot = key % self._max_items
+            if self._data[slot] is not None:
+                if not self._segments[slot]:
+                    # The journal is behind; what it has not written cannot be dropped.
+                    return
+                self._data[slot] = None
+                self.ram_bytes -= int(self._sizes[slot])
+            self._first_in_ram = key + 1
+
+    def _follow_journal(self) -> None:
+        """It writes, and syncs, in the order of the keys."""
+        while self._unwritten and self._unwritten[0][1].location is not None:
+            key, payload = self._unwritten.popleft()
+            self._place(key, payload.location)
+            self._unsynced.append((key, payload))
+        while self._unsynced and self._unsynced[0][1].is_synced:
+            key, payload = self._unsynced.popleft()
+            self._place(key, payload.location)
+
+    def _place(self, key: int, location: Location | None) -> None:
+        slot = key % self._max_items
+        # Otherwise its slot was taken over by a newer one.
+        if location is not None and key > self._newest_key - self._max_items:
+            self._segments[slot] = location.segment
+            self._offsets[slot] = location.offset
+
+    def _place_of(self, slot: int) -> Place:
+        return Place(
+            int(self._segments[slot]),
+            int(self._offsets[slot]),
+            int(self._sizes[slot]),
+            int(self._crcs[slot]),
+        )
+
+    def _slots(self, keys: np.ndarray) -> np.ndarray:
+        return (keys % np.uint64(self._max_items)).astype(np.intp)
+
+
+class _Reader:
+    """Reads segment files, from several threads. They stay open, so that one may be deleted meanwhile."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self._files = files
+        self._directory = directory
+        # Never held while the disk is waited for.
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _OpenFile] = OrderedDict()
+        self._deleted: set[int] = set()
+
+    def forget(self, number: int) -> None:
+        """Of a file that was deleted. Closed here, or by the last thread that reads it."""
+        with self._lock:
+            self._deleted.add(number)
+            file = self._open.pop(number, None)
+        del file
+
+    def read(self, places: Sequence[Place]) -> list[bytes | None]:
+        return [self._read_one(place) for place in places]
+
+    def _read_one(self, place: Place) -> bytes | None:
+        path = self._directory / segment_name(place.segment)
+        try:
+            data = self._file(place.segment, path).read(place.size, place.offset)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.error("cannot read %d bytes at %d of %s: %s", place.size, place.offset, path, why(error))
+            return None
+        if len(data) != place.size or crc32c(data) != place.crc32c:
+            log.error("%s is damaged: %d bytes at %d", path, place.size, place.offset)
+            return None
+        return data
+
+    def _file(self, number: int, path: Path) -> _OpenFile:
+        with self._lock:
+            if (file := self._open.get(number)) is not None:
+                self._open.move_to_end(number)
+                return file
+        opened = _OpenFile(self._files, path)
+        surplus = None
+        with self._lock:
+            if number not in self._deleted:
+                # Unless another thread was quicker.
+                opened = self._open.setdefault(number, opened)
+                if len(self._open) > _MAX_OPEN_FILES:
+                    _, surplus = self._open.popitem(last=False)
+        del surplus
+        return opened
+
+
+class _OpenFile:
+    """Closed when nobody holds it any more: another thread may be reading while it leaves the list."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._descriptor = files.open(path)
+
+    def read(self, size: int, offset: int) -> bytes:
+        return self._files.pread(self._descriptor, size, offset)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            with contextlib.suppress(OSError):
+                self._files.close(self._descriptor)
