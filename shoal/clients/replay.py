@@ -1,175 +1,239 @@
-"""The seam between replay shards and those who append and sample.
+"""The replay as a library: write trajectories, sample batches, send priorities back.
 
-`ReplayShardClient` is one shard. `shoal.clients.replay_grpc` reaches a server;
-`InProcessReplayClient` calls a `ReplayBackend` (the server's own shard) directly. Both pass the same
-conformance tests. `ReplayWriter` and `ReplaySampler` spread the work over shards and only know this
-protocol. Everything here runs on the process's one event loop.
+`docs/replay-client.md` shows how. For programs that use nothing else of shoal. `ReplayClient` is for
+ordinary, blocking code: the connections live on an event loop in a thread of their own, and every object
+here may be used from any thread. Programs with an event loop use what it is made of: `ReplayWriter`,
+`BatchSampler` and `ReplaySampler`, which are exported here too. Whatever goes wrong is a `ShoalError`.
 """
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
-from typing import Protocol
+from types import TracebackType
 
-from shoal.records import Item, Life
+import numpy as np
+from pydantic import SecretStr, ValidationError
 
-# How far sequences of one life may be spread: an unacked item is always less than this below the newest one.
-# The writer keeps to it and the shard remembers as much, so that "below the window" means "acked before".
-SEQUENCE_WINDOW = 1 << 14
+from shoal.clients.loop_thread import ClientLoop
+from shoal.clients.replay_batches import BatchSampler, BatchStats
+from shoal.clients.replay_blocking import Batch, Sampler, Writer
+from shoal.clients.replay_draw import ItemRefs, SampledBatch
+from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.replay_sampler import ReplaySampler
+from shoal.clients.replay_shard import TableStats
+from shoal.clients.replay_stats import ReplayStats, gather_stats
+from shoal.clients.replay_weights import Beta, anneal, importance_weights
+from shoal.clients.replay_writer import ReplayWriter, WriterStats
+from shoal.config.tree import ActorSection, LimitsSection, RpcSection, SecuritySection
+from shoal.errors import ConfigError, NotFoundError, ShoalError, UnavailableError
+from shoal.records import ArraySpec, Episode, Life, Trajectory
+from shoal.rpc.addresses import Address, AddressBook
 
-# Reserved in the answer to a sample: for what it says of the table, and for each item's identity (two ids of
-# 128 characters) besides its payload.
-RESPONSE_OVERHEAD_BYTES = 1024
-ITEM_OVERHEAD_BYTES = 2048
+__all__ = [
+    "AddressBook",
+    "ArraySpec",
+    "Batch",
+    "BatchSampler",
+    "BatchStats",
+    "Episode",
+    "GrpcReplayClient",
+    "ItemRefs",
+    "Life",
+    "ReplayClient",
+    "ReplaySampler",
+    "ReplayStats",
+    "ReplayWriter",
+    "SampledBatch",
+    "Sampler",
+    "ShoalError",
+    "TableStats",
+    "Trajectory",
+    "Writer",
+    "WriterStats",
+    "anneal",
+    "importance_weights",
+]
 
-
-def max_item_bytes(max_message_bytes: int) -> int:
-    """The largest payload that is stored: it must fit into the answer that hands it out."""
-    return max_message_bytes - RESPONSE_OVERHEAD_BYTES - ITEM_OVERHEAD_BYTES
-
-
-class Outcome(Enum):
-    """What became of an appended item."""
-
-    STORED = "stored"
-    DUPLICATE = "duplicate"
-    TIMED_OUT = "timed_out"
-    REJECTED = "rejected"
-
-
-@dataclass(frozen=True)
-class Ack:
-    sequence: int
-    outcome: Outcome
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """Items of one sample request (none if it timed out) and the table's state after it."""
-
-    items: tuple[Item, ...]
-    num_items: int
-    num_bytes: int
-    priority_mass: float
-
-
-@dataclass(frozen=True)
-class TableStats:
-    """The ledger of one table: inserted = stored (num_items) + sampled_out + evicted."""
-
-    table: str
-    kind: str
-    num_items: int
-    num_bytes: int
-    max_items: int
-    max_bytes: int
-    num_inserted: int
-    num_sampled_out: int
-    num_evicted: int
-    num_rejected: int
-    num_duplicates: int
-    num_insert_timeouts: int
-    insert_wait_s: float
-    sample_wait_s: float
+# How long to wait before shards that were not there are asked again.
+RETRY_S = 0.1
 
 
-@dataclass(frozen=True)
-class PrioritiesUpdated:
-    num_updated: int
-    num_gone: int
+class ReplayClient:
+    """All shards of a replay. A context manager: at its end writers are flushed and everything is closed."""
 
-
-class AppendStream(Protocol):
-    """Appends of one life to one table of one shard. One sender and one receiver at a time.
-
-    Items are stored in the order sent, whether or not somebody receives.
-    """
-
-    async def send(self, sequence: int, payload: bytes, timeout_s: float = 0.0) -> None:
-        """Waits while too much is on its way. Raises as `receive` does. `timeout_s` 0: the table's own."""
-        ...
-
-    async def receive(self) -> Ack:
-        """The ack of the oldest item not yet answered.
-
-        Raises UnavailableError on a break, or a UserError if the shard refuses the stream.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Ends the stream; what was not acked may or may not be stored."""
-        ...
-
-
-class SampleStream(Protocol):
-    """Samples of one table of one shard. One requester and one receiver at a time."""
-
-    async def request(self, num_items: int, timeout_s: float = 0.0) -> None:
-        """Raises as `receive` does. `timeout_s` 0: the table's own."""
-        ...
-
-    async def receive(self) -> Sampled:
-        """The answer to the oldest request not yet answered.
-
-        Raises UnavailableError on a break, or a UserError if the shard refuses the stream or a request.
-        """
-        ...
-
-    async def close(self) -> None: ...
-
-
-class ReplayShardClient(Protocol):
-    """One replay shard."""
-
-    async def open_append(self, life: Life, table: str) -> AppendStream:
-        """Returns once the shard has accepted. Raises UnavailableError, or a UserError if refused."""
-        ...
-
-    async def open_sample(self, table: str) -> SampleStream:
-        """Raises UnavailableError; the first `receive` tells of an unknown table."""
-        ...
-
-    async def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
-    ) -> PrioritiesUpdated: ...
-
-    async def stats(self) -> tuple[TableStats, ...]: ...
-
-    async def close(self) -> None: ...
-
-
-class ReplayBackend(Protocol):
-    """What a shard offers to its servicer and to the in-process client.
-
-    `timeout_s` 0 is the table's default; `waited_s` of it have passed already. Everything raises
-    NotFoundError for an unknown table and UnavailableError while the shard drains.
-    """
-
-    def check_append(self, life: Life, table: str) -> None:
-        """Raises what `append` of this life to this table would raise."""
-        ...
-
-    async def append(
+    def __init__(
         self,
-        life: Life,
+        addresses: str | Sequence[str],
+        token: str | None = None,
+        *,
+        security: SecuritySection | None = None,
+        limits: LimitsSection | None = None,
+        rpc: RpcSection | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """`addresses`: `host:port` or `unix:/path` of each shard; a name with several records is several.
+
+        `security` instead of `token` for TLS or a token in a file. `timeout_s` is how long calls wait that
+        name no other time; what takes longer raises UnavailableError.
+        """
+        if token is not None and security is not None:
+            raise ConfigError("give a token or a security section, not both")
+        self._security = security or SecuritySection(token=None if token is None else SecretStr(token))
+        self._limits = limits or LimitsSection()
+        self._rpc = rpc or RpcSection()
+        self._timeout_s = timeout_s
+        self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        # Changed on the event loop alone.
+        self._open: list[Writer | Sampler] = []
+        # Before there is a thread: what cannot be dialled is told at once.
+        self._directory()
+        self._loop = ClientLoop()
+
+    def writer(
+        self,
         table: str,
-        sequence: int,
-        payload: bytes,
-        timeout_s: float = 0.0,
-        waited_s: float = 0.0,
-    ) -> Ack: ...
+        *,
+        actor_id: str = "client",
+        declared: Sequence[ArraySpec] = (),
+        sticky: bool | None = None,
+        max_unacked_items: int = 64,
+        max_unacked_bytes: int = 64 << 20,
+        failover_after_s: float = 5.0,
+    ) -> Writer:
+        """Appends to one table, under a new run id. Asks the shards what kind of table it is.
 
-    async def sample(
-        self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
-    ) -> Sampled:
-        """Up to `num_items` items, at least one unless the time passes."""
-        ...
+        `declared`: what is known of columns beforehand, such as the number of actions. `sticky`: everything
+        goes to one shard, one append after another, as long as that is there; by default so for tables
+        whose sequences are made of consecutive appends (`unrolls` above 1).
+        """
+        try:
+            actor = ActorSection(
+                max_unacked_items=max_unacked_items,
+                max_unacked_bytes=max_unacked_bytes,
+                failover_after_s=failover_after_s,
+            )
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ConfigError(f"{wrong['loc'][0]} is {wrong['input']}: {wrong['msg']}") from None
+        found = self._loop.run(self._find(table))
+        life = Life(actor_id, secrets.token_hex(8))
 
-    def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
-    ) -> PrioritiesUpdated: ...
+        async def start() -> Writer:
+            writer = ReplayWriter(
+                self._directory(), self._connect, life, table, actor, self._rpc, tuple(declared)
+            )
+            writer.start()
+            opened = Writer(
+                self._loop,
+                writer,
+                table,
+                found.kind,
+                self._forget,
+                sticky=found.unrolls > 1 if sticky is None else sticky,
+                timeout_s=self._timeout_s,
+            )
+            self._open.append(opened)
+            return opened
 
-    def stats(self) -> tuple[TableStats, ...]: ...
+        return self._loop.run(start())
+
+    def sampler(
+        self, table: str, batch_size: int, *, beta: Beta = 1.0, prefetch: int = 2, seed: int | None = None
+    ) -> Sampler:
+        """Batches of one table, `prefetch` of them ahead.
+
+        `beta`: exponent of the importance weights, a number or a function of the number of batches before;
+        see `anneal`. `seed`: of the draws among shards.
+        """
+        rng = np.random.default_rng(seed)
+
+        async def start() -> Sampler:
+            sampler = BatchSampler(
+                self._directory(),
+                self._connect,
+                table,
+                batch_size,
+                self._rpc,
+                rng,
+                prefetch_batches=prefetch,
+                beta=beta,
+            )
+            sampler.start()
+            opened = Sampler(self._loop, sampler, self._limits, self._forget, timeout_s=self._timeout_s)
+            self._open.append(opened)
+            return opened
+
+        return self._loop.run(start())
+
+    def stats(self) -> ReplayStats:
+        """Counters of every table of every shard that is there, and their totals."""
+        return self._loop.run(self._stats())
+
+    def close(self) -> None:
+        """Closes its writers and samplers too; what is not acked is dropped. May be called again.
+
+        Calls of other threads that wait end with an UnavailableError.
+        """
+        self._loop.close(self._close_all())
+
+    def __enter__(self) -> ReplayClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        errors: list[Exception] = []
+        try:
+            if kind is None:
+                errors = self._flush_all()
+        finally:
+            self.close()
+        if errors:
+            for other in errors[1:]:
+                errors[0].add_note(f"and {type(other).__name__}: {other}")
+            raise errors[0]
+
+    def _flush_all(self) -> list[Exception]:
+        """Every writer has its chance, and all of them together `timeout_s`."""
+        errors: list[Exception] = []
+        deadline = time.monotonic() + self._timeout_s
+        for writer in [opened for opened in tuple(self._open) if isinstance(opened, Writer)]:
+            try:
+                writer.flush(max(deadline - time.monotonic(), 0.0))
+            except Exception as error:
+                errors.append(error)
+        return errors
+
+    async def _close_all(self) -> None:
+        for opened in tuple(self._open):
+            await opened.end()
+
+    def _forget(self, opened: Writer | Sampler) -> None:
+        if opened in self._open:
+            self._open.remove(opened)
+
+    async def _stats(self) -> ReplayStats:
+        return await gather_stats(await self._directory().resolve(), self._connect)
+
+    async def _find(self, table: str) -> TableStats:
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            try:
+                totals = (await self._stats()).totals
+                break
+            except UnavailableError as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise UnavailableError(f"{error} (for {self._timeout_s:g} s)") from None
+            await asyncio.sleep(RETRY_S)
+        if table not in totals:
+            raise NotFoundError(f"no replay table {table!r} there: there are {', '.join(totals)}")
+        return totals[table]
+
+    def _directory(self) -> AddressBook:
+        return AddressBook(self._addresses, self._rpc)
+
+    def _connect(self, address: Address) -> GrpcReplayClient:
+        return GrpcReplayClient(address, self._security, self._limits, self._rpc)

@@ -1,7 +1,7 @@
 """Replay over gRPC: a `ReplayShardClient` for one shard.
 
-Used by `ReplayWriter` (actors) and `ReplaySampler` (the learner), on their event loop. One message each way
-per item: kept lean.
+Used by `ReplayWriter` (actors) and the samplers (the learner), on their event loop. One message each way
+per append and per sample; what is done per item is kept lean.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import grpc
+import numpy as np
 
-from shoal.clients.replay import (
+from shoal.clients.replay_shard import (
     Ack,
+    Append,
     AppendStream,
     Outcome,
     PrioritiesUpdated,
@@ -24,12 +27,13 @@ from shoal.clients.replay import (
 )
 from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
-from shoal.records import PROTOCOL_VERSION, Item, Life
+from shoal.records import PROTOCOL_VERSION, ArraySpec, Item, Life, Transitions
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
 from shoal.rpc.status import from_rpc_error
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
+from shoal.wire import array_spec_to_proto, columns_from_proto
 
 # A call that is answered at once must not hang on a shard that is stuck.
 UNARY_TIMEOUT_S = 10.0
@@ -49,10 +53,15 @@ class GrpcReplayClient:
     ) -> None:
         self._channel = open_channel(address, security, limits, rpc)
         self._stub = pb_grpc.ReplayServiceStub(self._channel)
+        self._max_tensor_bytes = limits.max_tensor_bytes
 
-    async def open_append(self, life: Life, table: str) -> AppendStream:
+    async def open_append(self, life: Life, table: str, declared: Sequence[ArraySpec] = ()) -> AppendStream:
         hello = pb.AppendHello(
-            protocol_version=PROTOCOL_VERSION, actor_id=life.actor_id, run_id=life.run_id, table=table
+            protocol_version=PROTOCOL_VERSION,
+            actor_id=life.actor_id,
+            run_id=life.run_id,
+            table=table,
+            declared=[array_spec_to_proto(spec) for spec in declared],
         )
         stream = _GrpcAppendStream(self._stub.Append())
         try:
@@ -63,12 +72,13 @@ class GrpcReplayClient:
         return stream
 
     async def open_sample(self, table: str) -> SampleStream:
-        return _GrpcSampleStream(self._stub.Sample(), table)
+        return _GrpcSampleStream(self._stub.Sample(), table, self._max_tensor_bytes)
 
     async def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
+        self, table: str, keys: np.ndarray, priorities: np.ndarray
     ) -> PrioritiesUpdated:
-        request = pb.UpdatePrioritiesRequest(table=table, keys=keys, priorities=priorities)
+        # Lists of plain numbers: protocol buffers take arrays, too, at several times the cost.
+        request = pb.UpdatePrioritiesRequest(table=table, keys=keys.tolist(), priorities=priorities.tolist())
         done = await _answer(self._stub.UpdatePriorities(request, timeout=UNARY_TIMEOUT_S))
         return PrioritiesUpdated(done.num_updated, done.num_gone)
 
@@ -133,9 +143,16 @@ class _GrpcAppendStream(_GrpcStream):
         if ACCEPTED_KEY not in headers:
             raise await self._ending()
 
-    async def send(self, sequence: int, payload: bytes, timeout_s: float = 0.0) -> None:
-        item = pb.AppendItem(sequence=sequence, timeout_ms=_milliseconds(timeout_s), trajectory=payload)
-        await self._write(pb.AppendRequest(item=item))
+    async def send(self, append: Append) -> None:
+        request = pb.AppendRequest()
+        # In place: a message that is given to another one is copied.
+        items = request.items
+        items.sequence = append.sequence
+        items.timeout_ms = _milliseconds(append.timeout_s)
+        items.trajectories.extend(append.payloads)
+        if append.priorities is not None:
+            items.priorities.extend(append.priorities.tolist())
+        await self._write(request)
 
     async def receive(self) -> Ack:
         response = await self._read()
@@ -148,9 +165,10 @@ class _GrpcAppendStream(_GrpcStream):
 
 
 class _GrpcSampleStream(_GrpcStream):
-    def __init__(self, call: Any, table: str) -> None:
+    def __init__(self, call: Any, table: str, max_tensor_bytes: int) -> None:
         super().__init__(call)
         self._table = table
+        self._max_tensor_bytes = max_tensor_bytes
 
     async def request(self, num_items: int, timeout_s: float = 0.0) -> None:
         await self._write(
@@ -160,10 +178,19 @@ class _GrpcSampleStream(_GrpcStream):
     async def receive(self) -> Sampled:
         response = await self._read()
         items = tuple(
-            Item(item.key, Life(item.actor_id, item.run_id), item.sequence, item.trajectory)
+            Item(
+                item.key,
+                _life(item.actor_id, item.run_id),
+                item.sequence,
+                tuple(item.trajectories),
+                item.mass,
+            )
             for item in response.items
         )
-        return Sampled(items, response.num_items, response.num_bytes, response.priority_mass)
+        transitions = None
+        if response.HasField("transitions"):
+            transitions = _transitions_from_proto(response.transitions, self._max_tensor_bytes)
+        return Sampled(items, transitions, response.num_items, response.num_bytes, response.priority_mass)
 
 
 def _cancellation() -> BaseException:
@@ -189,3 +216,22 @@ def _milliseconds(timeout_s: float) -> int:
 def _stats_from_proto(message: pb.TableStats) -> TableStats:
     """The record and the message have the same fields."""
     return TableStats(**{field.name: getattr(message, field.name) for field in fields(TableStats)})
+
+
+@lru_cache(1024)
+def _life(actor_id: str, run_id: str) -> Life:
+    """Many items have the same one."""
+    return Life(actor_id, run_id)
+
+
+def _transitions_from_proto(message: pb.Transitions, max_tensor_bytes: int) -> Transitions:
+    keys = np.array(message.keys, np.uint64)
+    masses = np.array(message.masses, np.float64)
+    columns = columns_from_proto(message.columns, max_tensor_bytes)
+    rows = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
+    if len(masses) != len(keys) or any(number != len(keys) for number in rows.values()):
+        raise InvalidArgumentError(
+            f"the replay shard answered with {len(keys)} keys, {len(masses)} masses and columns of other "
+            f"lengths: {rows}"
+        )
+    return Transitions(keys, masses, columns)

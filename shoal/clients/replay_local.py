@@ -12,8 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
-from shoal.clients.replay import (
+import numpy as np
+
+from shoal.clients.replay_shard import (
     Ack,
+    Append,
     AppendStream,
     PrioritiesUpdated,
     ReplayBackend,
@@ -22,7 +25,7 @@ from shoal.clients.replay import (
     TableStats,
 )
 from shoal.errors import ShoalError, UnavailableError
-from shoal.records import Life
+from shoal.records import ArraySpec, Life
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +43,8 @@ class InProcessReplayClient:
         self._backend = backend
         self._streams: set[_InProcessAppendStream | _InProcessSampleStream] = set()
 
-    async def open_append(self, life: Life, table: str) -> AppendStream:
-        self._backend.check_append(life, table)
+    async def open_append(self, life: Life, table: str, declared: Sequence[ArraySpec] = ()) -> AppendStream:
+        self._backend.check_append(life, table, declared)
         stream = _InProcessAppendStream(self._backend, life, table)
         self._remember(stream)
         return stream
@@ -52,7 +55,7 @@ class InProcessReplayClient:
         return stream
 
     async def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
+        self, table: str, keys: np.ndarray, priorities: np.ndarray
     ) -> PrioritiesUpdated:
         return self._backend.update_priorities(table, keys, priorities)
 
@@ -132,8 +135,8 @@ class _InProcessAppendStream(_Pipe[Ack]):
         super().__init__()
         self._append = partial(backend.append, life, table)
 
-    async def send(self, sequence: int, payload: bytes, timeout_s: float = 0.0) -> None:
-        await self._put(partial(self._append, sequence, payload, timeout_s))
+    async def send(self, append: Append) -> None:
+        await self._put(partial(self._append, append))
 
 
 class _InProcessSampleStream(_Pipe[Sampled]):

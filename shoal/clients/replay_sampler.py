@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shoal.clients.replay import ReplayShardClient, SampleStream
+from shoal.clients.replay_shard import ReplayShardClient, SampleStream
 from shoal.config.tree import RpcSection
 from shoal.errors import ShoalError, UnavailableError
 from shoal.records import Item

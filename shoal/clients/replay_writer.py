@@ -1,9 +1,11 @@
 """Appends trajectories to whichever shards are there, and keeps each one until a shard has acked it.
 
-Used by actors, on their event loop. An item goes to the live shard with the fewest unacked bytes and stays
-with it: when the connection breaks, what is unacked is sent again in order, and the shard drops repeats.
-Only a shard that gives no sign for `failover_after_s`, and for as long as its oldest item takes on a slow
-link, loses its items to the others; an item that it stored just before it fell silent is then stored twice,
+Used by actors and by `shoal.clients.replay`, on their event loop. An append goes to the live shard with the
+fewest unacked bytes, or to the one that had its stream last, and stays with it: when the connection breaks,
+what is unacked is sent again in order, and the shard drops repeats (`shoal.clients.replay_writer_link`). Of a
+stream one append is under way at a time, so that none overtakes another, whatever becomes of it.
+Only a shard that gives no sign for `failover_after_s`, and for as long as its oldest append takes on a slow
+link, loses its appends to the others; one that it stored just before it fell silent is then stored twice,
 on two shards.
 """
 
@@ -12,41 +14,48 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shoal.clients.replay import SEQUENCE_WINDOW, Ack, AppendStream, Outcome, ReplayShardClient
+import numpy as np
+
+from shoal.clients.replay_shard import SEQUENCE_WINDOW, Ack, Append, Outcome, ReplayShardClient
+from shoal.clients.replay_writer_link import Entry, WriterLink
 from shoal.config.tree import ActorSection, RpcSection
-from shoal.errors import ShoalError, UnavailableError
-from shoal.records import Life
+from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.records import ArraySpec, Life
 from shoal.rpc.addresses import Address
-from shoal.sharding import Directory, Link, LinkSet
+from shoal.sharding import Directory, LinkSet
 
 log = logging.getLogger(__name__)
 
-# A shard that owes an answer for this long gets new items only if all others do so too.
-QUIET_S = 1.0
+# A stream waits for its turn at one shard no longer than this: the next may have room.
+STREAM_TIMEOUT_S = 0.5
 
 Connect = Callable[[Address], ReplayShardClient]
 
 
 @dataclass(slots=True)
 class WriterStats:
-    """What became of the items of this life; plain counters, for metrics."""
+    """What became of the appends of this life; plain counters, for metrics."""
 
     num_acked: int = 0
     num_rejected: int = 0
     num_timed_out: int = 0
     num_resent: int = 0
     num_moved: int = 0
+    # Why the newest of the rejected ones was.
+    last_rejection: str = ""
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
-    sequence: int
-    payload: bytes
-    num_sends: int = 0
+class _Waiter:
+    payloads: tuple[bytes, ...]
+    priorities: np.ndarray | None
+    stream: int | None
+    accepted: asyncio.Future[None]
 
 
 class ReplayWriter:
@@ -60,22 +69,34 @@ class ReplayWriter:
         table: str,
         actor: ActorSection,
         rpc: RpcSection,
+        declared: Sequence[ArraySpec] = (),
     ) -> None:
+        """`declared`: what is known of the columns, `num_categories` above all; every shard is told."""
         self.stats = WriterStats()
         self._max_items = actor.max_unacked_items
         self._max_bytes = actor.max_unacked_bytes
-        self._unacked: dict[int, _Entry] = {}
+        self._unacked: dict[int, Entry] = {}
         self._unacked_bytes = 0
-        self._waiters: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._waiters: deque[_Waiter] = deque()
         self._flushers: set[asyncio.Future[None]] = set()
-        # Items without a shard: none is live.
-        self._homeless: deque[_Entry] = deque()
+        # Appends without a shard: none is live.
+        self._homeless: deque[Entry] = deque()
+        # The shard that had a stream last.
+        self._homes: dict[int, Address] = {}
+        # Streams with an append under way: that one, and those that wait for it to be answered.
+        self._lines: dict[int, deque[Entry]] = {}
         self._next_sequence = 0
-        self._turn = itertools.count()
+        # Each life begins with another shard: streams that stay would otherwise all be with the first one.
+        self._turn = itertools.count(zlib.crc32(f"{life.actor_id}/{life.run_id}".encode()))
         self._failure: BaseException | None = None
-        self._links: LinkSet[_WriterLink] = LinkSet(
+        # An append that is merely waiting is answered well before its shard counts as silent.
+        self._insert_timeout_s = actor.failover_after_s / 2
+        self._stream_timeout_s = min(self._insert_timeout_s, STREAM_TIMEOUT_S)
+        self._links: LinkSet[WriterLink] = LinkSet(
             directory,
-            lambda address: _WriterLink(address, connect(address), life, table, actor.failover_after_s, self),
+            lambda address: WriterLink(
+                address, connect(address), life, table, declared, actor.failover_after_s, self
+            ),
             self._fail,
             silent_after_s=actor.failover_after_s,
             max_backoff_s=rpc.max_backoff_s,
@@ -87,31 +108,58 @@ class ReplayWriter:
 
     @property
     def num_unacked(self) -> int:
+        """Appends that no shard has answered for."""
         return len(self._unacked)
 
-    async def append(self, payload: bytes) -> None:
-        """Take over a serialised trajectory; waits while the window is full, in order of arrival.
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended it, if something has: nothing more is sent."""
+        return self._failure
 
-        Raises the UserError of a shard that refuses us, such as a wrong token or an unknown table. A caller
-        that is cancelled may or may not have appended.
+    async def append(
+        self,
+        payloads: bytes | Sequence[bytes],
+        priorities: np.ndarray | Sequence[float] | None = None,
+        stream: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Take over serialised trajectories, stored as a whole or not at all; waits while the window is full.
+
+        `priorities`: see `Append`. Appends with the same `stream` are stored in order, on the same shard as
+        long as that is there and willing, so that what belongs together stays together; each stream that was
+        ever named is remembered.
+
+        Raises the UserError of a shard that refuses us, such as a wrong token or an unknown table, and
+        UnavailableError if there is no room within `timeout_s`: then it was not taken. A caller that is
+        cancelled may or may not have appended.
         """
         if self._failure is not None:
             raise self._failure
-        if not self._waiters and self._has_room(payload):
-            self._accept(payload)
-            return
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiter = (payload, accepted)
+        together = (payloads,) if isinstance(payloads, bytes) else tuple(payloads)
+        if not together:
+            raise InvalidArgumentError("an append without a trajectory: give at least one")
+        waiter = _Waiter(together, _checked(priorities), stream, accepted)
+        if not self._waiters and self._has_room(waiter):
+            self._accept(waiter)
+            return
         self._waiters.append(waiter)
         try:
-            await accepted
+            # Not `asyncio.timeout`: an append that is taken while the time runs out is taken.
+            await asyncio.wait([accepted], timeout=timeout_s)
+            if accepted.done():
+                return accepted.result()
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
                 self._admit()
+        raise UnavailableError(
+            f"no room for another append within {timeout_s:g} s, {self.num_unacked} are not acked: "
+            "are the shards there, with room?"
+        )
 
     async def flush(self, timeout_s: float) -> int:
-        """Wait until everything is acked or rejected. Returns how many items are not, when time is up."""
+        """Wait until everything is acked or rejected. Returns how many appends are not, when time is up."""
         if self._unacked and self._failure is None:
             flushed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._flushers.add(flushed)
@@ -128,51 +176,55 @@ class ReplayWriter:
 
     # What links call.
 
-    def settle(self, link: _WriterLink, entry: _Entry, ack: Ack) -> None:
-        """The shard answered for an item."""
+    def settle(self, link: WriterLink, entry: Entry, ack: Ack) -> None:
+        """The shard answered for an append."""
         if ack.outcome is Outcome.TIMED_OUT:
             self.stats.num_timed_out += 1
             self.assign(entry)
             return
         if ack.outcome is Outcome.REJECTED:
-            self.stats.num_rejected += 1
-            if self.stats.num_rejected & (self.stats.num_rejected - 1) == 0:
-                log.error(
-                    "shard %s rejected trajectory %d (%d bytes), %d so far: %s",
-                    link.address.target,
-                    entry.sequence,
-                    len(entry.payload),
-                    self.stats.num_rejected,
-                    ack.reason,
-                )
+            self._count_rejection(link, entry, ack.reason)
         else:
             self.stats.num_acked += 1
         del self._unacked[entry.sequence]
-        self._unacked_bytes -= len(entry.payload)
+        self._unacked_bytes -= entry.num_bytes
+        self._let_next_go(entry)
         self._admit()
         if not self._unacked:
             self._wake_flushers()
 
-    def assign(self, entry: _Entry) -> None:
-        """Give an item to the best live shard, or keep it until one is live."""
+    def assign(self, entry: Entry) -> None:
+        """Give an append to the best live shard, or keep it until one is live."""
         candidates = [link for link in self._links if link.live and not link.leaving]
         if not candidates:
             self._homeless.append(entry)
             return
-        # Ties go round: min takes the first, so each time another one is first.
-        first = next(self._turn) % len(candidates)
-        best = min(candidates[first:] + candidates[:first], key=lambda link: link.load())
+        best = self._home(entry, candidates)
+        if best is None:
+            # Ties go round: min takes the first, so each time another one is first.
+            first = next(self._turn) % len(candidates)
+            best = min(candidates[first:] + candidates[:first], key=lambda link: link.load())
+        if entry.stream is not None:
+            self._homes[entry.stream] = best.address
         best.take(entry)
 
+    def on_pending(self, entry: Entry) -> None:
+        """An append is not yet safe; its shard keeps it. It has its place, so its stream goes on."""
+        self.stats.num_timed_out += 1
+        self._let_next_go(entry)
+
     def on_live(self) -> None:
-        """A shard is there: items without one can go."""
+        """A shard is there: appends without one can go."""
         homeless = self._homeless
         self._homeless = deque()
         for entry in homeless:
             self.assign(entry)
 
-    def move(self, link: _WriterLink) -> None:
-        """A shard is silent: the others get its items. Without another it keeps them, for a new stream."""
+    def on_resent(self) -> None:
+        self.stats.num_resent += 1
+
+    def on_silent(self, link: WriterLink) -> None:
+        """A shard is silent: the others get its appends. Without another it keeps them, for a new stream."""
         if not any(other.live and not other.leaving for other in self._links if other is not link):
             link.break_off("it was silent for too long")
             return
@@ -186,37 +238,75 @@ class ReplayWriter:
         for entry in entries:
             self.assign(entry)
 
-    def _has_room(self, payload: bytes) -> bool:
+    def _home(self, entry: Entry, candidates: list[WriterLink]) -> WriterLink | None:
+        """The shard that had this append's stream last, if that is there and willing."""
+        if entry.stream is None or (home := self._homes.get(entry.stream)) is None:
+            return None
+        return next((link for link in candidates if link.address == home and not link.reluctant), None)
+
+    def _let_next_go(self, entry: Entry) -> None:
+        """Nothing of its stream has to wait for this append any longer."""
+        if entry.stream is None or (line := self._lines.get(entry.stream)) is None or line[0] is not entry:
+            return
+        line.popleft()
+        if line:
+            self.assign(line[0])
+        else:
+            del self._lines[entry.stream]
+
+    def _has_room(self, waiter: _Waiter) -> bool:
         if not self._unacked:
-            # An item larger than the whole window goes alone.
+            # An append larger than the whole window goes alone.
             return True
         oldest = next(iter(self._unacked))
         return (
             len(self._unacked) < self._max_items
-            and self._unacked_bytes + len(payload) <= self._max_bytes
+            and self._unacked_bytes + sum(map(len, waiter.payloads)) <= self._max_bytes
             and self._next_sequence - oldest < SEQUENCE_WINDOW
         )
 
-    def _accept(self, payload: bytes) -> None:
-        entry = _Entry(self._next_sequence, payload)
+    def _accept(self, waiter: _Waiter) -> None:
+        stream = waiter.stream
+        timeout_s = self._insert_timeout_s if stream is None else self._stream_timeout_s
+        entry = Entry(Append(self._next_sequence, waiter.payloads, waiter.priorities, timeout_s), stream)
         self._next_sequence += 1
         self._unacked[entry.sequence] = entry
-        self._unacked_bytes += len(payload)
+        self._unacked_bytes += entry.num_bytes
+        if stream is not None:
+            line = self._lines.setdefault(stream, deque())
+            line.append(entry)
+            if line[0] is not entry:
+                return
         self.assign(entry)
 
     def _admit(self) -> None:
-        while self._waiters and self._failure is None and self._has_room(self._waiters[0][0]):
-            payload, accepted = self._waiters.popleft()
-            self._accept(payload)
-            if not accepted.done():
-                accepted.set_result(None)
+        while self._waiters and self._failure is None and self._has_room(self._waiters[0]):
+            waiter = self._waiters.popleft()
+            self._accept(waiter)
+            if not waiter.accepted.done():
+                waiter.accepted.set_result(None)
+
+    def _count_rejection(self, link: WriterLink, entry: Entry, reason: str) -> None:
+        stats = self.stats
+        stats.num_rejected += 1
+        stats.last_rejection = reason
+        # At 1, 2, 4, 8, ...: a writer whose every append is refused must not fill the log.
+        if stats.num_rejected & (stats.num_rejected - 1) == 0:
+            log.error(
+                "shard %s rejected trajectory %d (%d bytes), %d so far: %s",
+                link.address.target,
+                entry.sequence,
+                entry.num_bytes,
+                stats.num_rejected,
+                reason,
+            )
 
     def _fail(self, error: BaseException) -> None:
         if self._failure is None:
             self._failure = error
-        for _, accepted in self._waiters:
-            if not accepted.done():
-                accepted.set_exception(self._failure)
+        for waiter in self._waiters:
+            if not waiter.accepted.done():
+                waiter.accepted.set_exception(self._failure)
         self._wake_flushers()
 
     def _wake_flushers(self) -> None:
@@ -225,125 +315,15 @@ class ReplayWriter:
                 flushed.set_result(None)
 
 
-class _WriterLink(Link):
-    """One shard: what it was given and has not answered, in order of sending."""
-
-    def __init__(
-        self,
-        address: Address,
-        client: ReplayShardClient,
-        life: Life,
-        table: str,
-        failover_after_s: float,
-        writer: ReplayWriter,
-    ) -> None:
-        super().__init__(address)
-        self._client = client
-        self._life = life
-        self._table = table
-        self._failover_after_s = failover_after_s
-        # A shard that is merely full answers well before it counts as silent.
-        self._insert_timeout_s = failover_after_s / 2
-        self._writer = writer
-        self._queue: deque[_Entry] = deque()
-        self._sent: deque[_Entry] = deque()
-        self._bytes = 0
-        self._full_until = 0.0
-        self._wake = asyncio.Event()
-
-    @property
-    def finished(self) -> bool:
-        return self.leaving and not self._queue and not self._sent
-
-    @property
-    def bytes_due(self) -> int:
-        oldest = self._sent or self._queue
-        return len(oldest[0].payload) if oldest else 0
-
-    def leave(self) -> None:
-        super().leave()
-        self._end_if_finished()
-
-    def rejoin(self) -> None:
-        super().rejoin()
-        if self.live:
-            self._writer.on_live()
-
-    def load(self) -> tuple[bool, int]:
-        """Less is better."""
-        reluctant = self.silent_for_s() > QUIET_S or self._loop.time() < self._full_until
-        return reluctant, self._bytes
-
-    def take(self, entry: _Entry) -> None:
-        self._queue.append(entry)
-        self._bytes += len(entry.payload)
-        self.expect()
-        self._wake.set()
-
-    def surrender(self) -> list[_Entry]:
-        """Give up everything, and the connection with it: its answers no longer count."""
-        entries = [*self._sent, *self._queue]
-        self._sent.clear()
-        self._queue.clear()
-        self._bytes = 0
-        self.heard(more=False)
-        self.break_off("it was silent for too long")
-        return entries
-
-    def on_silent(self) -> None:
-        self._writer.move(self)
-
-    async def session(self) -> None:
-        try:
-            async with asyncio.timeout(self._failover_after_s):
-                stream = await self._client.open_append(self._life, self._table)
-        except TimeoutError:
-            raise UnavailableError(f"no answer to a hello within {self._failover_after_s} s") from None
-        try:
-            self._queue.extendleft(reversed(self._sent))
-            self._sent.clear()
-            # That it accepts is a sign: it has its time again to answer for what it is sent now.
-            self.heard(more=bool(self._queue))
-            self.established()
-            self._writer.on_live()
-            await self.both(self._receive(stream), self._send(stream))
-        finally:
-            await stream.close()
-
-    async def close(self) -> None:
-        await self._client.close()
-
-    async def _send(self, stream: AppendStream) -> None:
-        try:
-            while True:
-                while self._queue:
-                    entry = self._queue.popleft()
-                    # First: the ack may be there before the write returns.
-                    self._sent.append(entry)
-                    entry.num_sends += 1
-                    self._writer.stats.num_resent += entry.num_sends > 1
-                    await stream.send(entry.sequence, entry.payload, self._insert_timeout_s)
-                self._wake.clear()
-                await self._wake.wait()
-        except ShoalError:
-            # The receiver learns the reason, after the acks that are still on their way.
-            return
-
-    async def _receive(self, stream: AppendStream) -> None:
-        while True:
-            ack = await stream.receive()
-            if not self._sent or self._sent[0].sequence != ack.sequence:
-                raise UnavailableError(
-                    f"it answered for trajectory {ack.sequence}, which is not the next one"
-                )
-            entry = self._sent.popleft()
-            self._bytes -= len(entry.payload)
-            self.heard(more=bool(self._sent or self._queue))
-            full = ack.outcome is Outcome.TIMED_OUT
-            self._full_until = self._loop.time() + self._insert_timeout_s if full else 0.0
-            self._writer.settle(self, entry, ack)
-            self._end_if_finished()
-
-    def _end_if_finished(self) -> None:
-        if self.finished:
-            self.break_off("it is no longer listed")
+def _checked(priorities: np.ndarray | Sequence[float] | None) -> np.ndarray | None:
+    """A flat copy: it is sent later. Whether there are as many as the table needs is the shard's to say."""
+    if priorities is None:
+        return None
+    with np.errstate(over="ignore"):
+        flat = np.array(priorities, np.float32).ravel()
+    wrong = flat[~(np.isfinite(flat) & (flat >= 0))]
+    if wrong.size:
+        raise InvalidArgumentError(
+            f"priority {wrong[0]} is not a finite number of at least 0 (float32): mend what computes it"
+        )
+    return flat

@@ -5,31 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from services.replay.dedup import Dedup
 from services.replay.shard import Shard
-from shoal.clients.replay import (
+from shoal.clients.replay_local import InProcessReplayClient
+from shoal.clients.replay_shard import (
     Ack,
+    Append,
     AppendStream,
+    Outcome,
     PrioritiesUpdated,
     Sampled,
     SampleStream,
     TableStats,
 )
-from shoal.clients.replay_local import InProcessReplayClient
-from shoal.config.tree import LimitsSection, QueueTable, ReplaySection
+from shoal.config.tables import AnyTable, QueueTable
+from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.errors import UnavailableError
-from shoal.records import Life
+from shoal.records import ArraySpec, Life
 from shoal.rpc.addresses import Address
-from shoal.sharding import OnChange
 
 
 class FaultyShard:
-    """A shard that can be down, silent (it works and does not answer) or lose its answers."""
+    """A shard that can be down, silent (it works and does not answer), unsafe, or lose its answers."""
 
     def __init__(
         self,
         name: str = "a",
-        table: QueueTable | None = None,
+        table: AnyTable | None = None,
         make_dedup: Callable[[int], Dedup] = Dedup,
     ) -> None:
         self.address = Address(name)
@@ -38,6 +42,8 @@ class FaultyShard:
         self._streams: set[FaultyAppendStream | FaultySampleStream] = set()
         self.down = False
         self.silent = False
+        # What it answers, a second late, for what it has stored: as if its disk took no writes.
+        self.unsafe: Outcome | None = None
         # Whether the answer for this ack is lost: the stream then breaks instead.
         self.loses: Callable[[Ack], bool] = lambda ack: False
         self.num_dials = 0
@@ -66,7 +72,7 @@ class FaultyShard:
     def restart(self) -> None:
         """Empty, as a process that starts."""
         clock = asyncio.get_running_loop().time
-        self.shard = Shard(self._settings, LimitsSection(), clock, self._make_dedup)
+        self.shard = Shard(self._settings, LimitsSection(), clock=clock, make_dedup=self._make_dedup)
         self.down = False
 
     def opened(self, stream: FaultyAppendStream | FaultySampleStream) -> None:
@@ -88,9 +94,9 @@ class FaultyClient:
         self._host = host
         self.closed = False
 
-    async def open_append(self, life: Life, table: str) -> AppendStream:
+    async def open_append(self, life: Life, table: str, declared: Sequence[ArraySpec] = ()) -> AppendStream:
         await self._dial()
-        inner = await InProcessReplayClient(self._host.shard).open_append(life, table)
+        inner = await InProcessReplayClient(self._host.shard).open_append(life, table, declared)
         stream = FaultyAppendStream(self._host, inner)
         self._host.opened(stream)
         return stream
@@ -103,7 +109,7 @@ class FaultyClient:
         return stream
 
     async def update_priorities(
-        self, table: str, keys: Sequence[int], priorities: Sequence[float]
+        self, table: str, keys: np.ndarray, priorities: np.ndarray
     ) -> PrioritiesUpdated:
         raise NotImplementedError
 
@@ -148,10 +154,10 @@ class FaultyAppendStream(_Breakable):
         super().__init__(host)
         self._inner = inner
 
-    async def send(self, sequence: int, payload: bytes, timeout_s: float = 0.0) -> None:
+    async def send(self, append: Append) -> None:
         if self.broken:
             raise UnavailableError("connection reset")
-        await self._inner.send(sequence, payload, timeout_s)
+        await self._inner.send(append)
 
     async def receive(self) -> Ack:
         ack = await self._unless_broken(asyncio.ensure_future(self._receive()))
@@ -168,6 +174,9 @@ class FaultyAppendStream(_Breakable):
 
     async def _receive(self) -> Ack:
         ack = await self._inner.receive()
+        if self._host.unsafe is not None and ack.outcome in (Outcome.STORED, Outcome.DUPLICATE):
+            ack = Ack(ack.sequence, self._host.unsafe)
+            await asyncio.sleep(1.0)
         await self._host.answer()
         return ack
 
@@ -195,29 +204,3 @@ class FaultySampleStream(_Breakable):
         sampled = await self._inner.receive()
         await self._host.answer()
         return sampled
-
-
-class ChangingDirectory:
-    """Shards that come and go as the test says."""
-
-    def __init__(self, *shards: FaultyShard) -> None:
-        self._shards = {shard.address: shard for shard in shards}
-        self._listed = tuple(self._shards)
-        self._on_change: OnChange | None = None
-
-    @property
-    def current(self) -> tuple[Address, ...]:
-        return self._listed
-
-    async def watch(self, on_change: OnChange) -> None:
-        self._on_change = on_change
-        await asyncio.Event().wait()
-
-    def connect(self, address: Address) -> FaultyClient:
-        return self._shards[address].connect()
-
-    def list(self, *shards: FaultyShard) -> None:
-        self._shards |= {shard.address: shard for shard in shards}
-        self._listed = tuple(shard.address for shard in shards)
-        assert self._on_change is not None
-        self._on_change(self._listed)

@@ -10,10 +10,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from shoal.clients.replay_sampler import SILENT_AFTER_S, ReplaySampler
-from shoal.config.tree import QueueTable, RpcSection
+from shoal.clients.replay_shard import Append
+from shoal.config.tables import QueueTable
+from shoal.config.tree import RpcSection
 from shoal.errors import NotFoundError, UnavailableError
 from shoal.records import Item, Life
-from tests.unit.clients.faulty_shards import ChangingDirectory, FaultyShard
+from tests.unit.clients.directories import ChangingDirectory
+from tests.unit.clients.faulty_shards import FaultyShard
 from tests.unit.replay.payloads import payload
 from tests.unit.replay.virtual_time import run, settle
 
@@ -37,7 +40,7 @@ async def sampling(
 async def fill(shard: FaultyShard, *sequences: int) -> None:
     life = Life(shard.address.target, "run")
     for sequence in sequences:
-        await shard.shard.append(life, "train", sequence, PAYLOAD, 0.01)
+        await shard.shard.append(life, "train", Append(sequence, (PAYLOAD,), timeout_s=0.01))
 
 
 async def take(sampler: ReplaySampler, number: int) -> list[Item]:
