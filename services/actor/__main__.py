@@ -16,9 +16,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.path.append("")
 
     from services.actor.loop import run_actor
-    from shoal.rpc.process import run_service
+    from shoal.config import Config
+    from shoal.config.load import check_trainable
+    from shoal.rpc.process import ServiceContext, run_service
 
-    run_service("actor", run_actor, argv)
+    async def run_checked(config: Config, context: ServiceContext) -> None:
+        check_trainable(config)
+        await run_actor(config, context)
+
+    run_service("actor", run_checked, argv)
 
 
 if __name__ == "__main__":

@@ -19,20 +19,21 @@ class EpisodeTracker:
         self._returns = np.zeros(num_envs, np.float64)
         # Number of the step that showed the episode's first observation.
         self._starts = np.zeros(num_envs, np.int64)
-        self._step = 0
+        # Made since the start, by each environment.
+        self.num_steps = 0
         self._restarting = False
 
     def add(self, step: EnvStep) -> tuple[Episode, ...]:
         """Episodes that ended at this step, by environment."""
-        self._step += 1
+        self.num_steps += 1
         self._returns += step.reward
         if self._restarting:
             self._returns[step.first] = 0.0
-            self._starts[step.first] = self._step
+            self._starts[step.first] = self.num_steps
         ended = np.flatnonzero(step.done)
         self._restarting = ended.size > 0
         if not self._restarting:
             return ()
         returns = self._returns[ended].tolist()
-        lengths = (self._step - self._starts[ended]).tolist()
+        lengths = (self.num_steps - self._starts[ended]).tolist()
         return tuple(map(Episode, returns, lengths))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
@@ -19,10 +19,11 @@ import numpy as np
 from services.actor.episodes import EpisodeTracker
 from services.actor.link import InferenceLink
 from services.actor.metrics import ActorMetrics
+from services.actor.split import split_by_env
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActStream
-from shoal.clients.replay import max_item_bytes
+from shoal.clients.replay_shard import max_item_bytes
 from shoal.config.tree import LimitsSection
 from shoal.envs.vector import EnvStep, ShoalVectorEnv
 from shoal.errors import UnavailableError, UserError
@@ -33,12 +34,18 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# What a further payload of an append takes in its message, besides its bytes: a tag and a length.
+PAYLOAD_OVERHEAD_BYTES = 6
+
 
 class Sink(Protocol):
     """Where encoded trajectories go: `ReplayWriter`."""
 
-    async def append(self, payload: bytes) -> None:
-        """Returns once the payload is taken; waits while too much is not acknowledged."""
+    async def append(self, payloads: Sequence[bytes], *, stream: int | None = None) -> None:
+        """Returns once they are taken, as a whole; waits while too much is not acknowledged.
+
+        Appends of the same `stream` go to the same shard, in order, as long as that is there.
+        """
         ...
 
 
@@ -56,9 +63,15 @@ class Group:
         seed: int,
         unroll_length: int,
         limits: LimitsSection,
+        index: int = 0,
+        unrolls: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without a sink (an evaluator) unrolls only count episodes."""
+        """Without a sink (an evaluator) unrolls only count episodes.
+
+        `index`: of this group among the actor's. `unrolls`: hand over a trajectory per environment, so many
+        of which make a sequence; None: one trajectory of all.
+        """
         self._env = env
         self._link = link
         self._sink = sink
@@ -67,6 +80,10 @@ class Group:
         self._seed = seed
         self._unroll_length = unroll_length
         self._limits = limits
+        self._index = index
+        self._unrolls = unrolls
+        # Unrolls that make a sequence together belong on one shard; others go wherever there is room.
+        self._stream = index if (unrolls or 1) > 1 else None
         self._clock = clock
         self._episodes = EpisodeTracker(env.num_envs)
         # A thread that is never shared: environments that wait for processes must not wait for each other.
@@ -154,21 +171,34 @@ class Group:
             builder.carry_over()
             return
         start = self._clock()
-        payload = self._encode(builder.trajectory())
+        payloads = self._encode(builder.trajectory())
         builder.carry_over()
         encoded = self._clock()
         metrics.phases.add("encode", encoded - start)
-        await self._append(self._sink, payload)
+        await self._append(self._sink, payloads)
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
-    def _encode(self, trajectory: Trajectory) -> bytes:
+    def _encode(self, trajectory: Trajectory) -> list[bytes]:
         self._check_finite(trajectory)
-        payload = encode_trajectory(trajectory)
-        most = max_item_bytes(self._limits.max_message_bytes)
-        _check_size("encoded trajectory", len(payload), most, "max_message_bytes less headers")
+        parts = [trajectory] if self._unrolls is None else self._parts(trajectory)
+        payloads = [encode_trajectory(part) for part in parts]
+        num_bytes = sum(map(len, payloads))
+        self._check_encoded(payloads, num_bytes)
         self._metrics.raw_bytes.inc(sum(column.nbytes for column in trajectory.columns.values()))
-        self._metrics.encoded_bytes.inc(len(payload))
-        return payload
+        self._metrics.encoded_bytes.inc(num_bytes)
+        return payloads
+
+    def _parts(self, trajectory: Trajectory) -> list[Trajectory]:
+        first_step = self._episodes.num_steps - trajectory.unroll_length
+        return split_by_env(trajectory, self._index * trajectory.num_envs, first_step)
+
+    def _check_encoded(self, payloads: Sequence[bytes], num_bytes: int) -> None:
+        """A shard takes only what fits into one message, on its way in and, as a sequence, on its way out."""
+        most, limit = max_item_bytes(self._limits.max_message_bytes), "max_message_bytes less headers"
+        longest = max(map(len, payloads))
+        _check_size("encoded trajectory", longest, most // (self._unrolls or 1), limit)
+        num_bytes += PAYLOAD_OVERHEAD_BYTES * (len(payloads) - 1)
+        _check_size("encoded unroll of a group", num_bytes, most, limit)
 
     def _check_finite(self, trajectory: Trajectory) -> None:
         """The learner trains on no NaN: an environment that shows one must not starve the run in silence."""
@@ -181,11 +211,11 @@ class Group:
                     f"(env {env} of a group, row {row} of an unroll): only finite numbers can be trained on"
                 )
 
-    async def _append(self, sink: Sink, payload: bytes) -> None:
+    async def _append(self, sink: Sink, payloads: Sequence[bytes]) -> None:
         self._must_finish = True
         try:
             with self._waits.waiting_for("replay to take a trajectory"):
-                await sink.append(payload)
+                await sink.append(payloads, stream=self._stream)
         finally:
             self._must_finish = False
         self._metrics.unrolls.inc()

@@ -23,9 +23,10 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
+from shoal.config.tables import SequenceTable
 from shoal.envs.vector import ShoalVectorEnv, make_vector_env
 from shoal.metrics import start_metrics_server
-from shoal.records import Life
+from shoal.records import EnvSpec, Life
 from shoal.rpc.addresses import Address, AddressBook
 from shoal.rpc.process import ServiceContext
 from shoal.rpc.server import RpcServer
@@ -75,7 +76,7 @@ class Actor:
         self._waits = WaitLog()
         self._life = Life(config.actor.id, secrets.token_hex(8))
         self._inference = AddressBook(config.addresses.inference, config.rpc)
-        self._writer = self._make_writer() if config.actor.mode == "train" else None
+        self._writer = self._make_writer(envs[0].spec) if config.actor.mode == "train" else None
         self._groups = [self._make_group(index, env) for index, env in enumerate(envs)]
 
     async def run(self, stopping: asyncio.Event, server: RpcServer) -> None:
@@ -142,6 +143,7 @@ class Actor:
             retry_home_s=config.rpc.resolve_every_s,
             waits=self._waits,
         )
+        table = config.replay.tables[config.learner.table]
         return Group(
             env,
             link,
@@ -151,13 +153,21 @@ class Actor:
             seed=group_seed(config.run.seed, self._life, index),
             unroll_length=section.unroll_length,
             limits=config.limits,
+            index=index,
+            unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
         )
 
-    def _make_writer(self) -> ReplayWriter:
+    def _make_writer(self, spec: EnvSpec) -> ReplayWriter:
         config = self._config
-        shards = AddressBook(config.addresses.replay, config.rpc)
-        table = config.learner.table
-        return ReplayWriter(shards, self._dial_replay, self._life, table, config.actor, config.rpc)
+        return ReplayWriter(
+            AddressBook(config.addresses.replay, config.rpc),
+            self._dial_replay,
+            self._life,
+            config.learner.table,
+            config.actor,
+            config.rpc,
+            declared=(*spec.observation, spec.action.array_spec()),
+        )
 
     def _dial_inference(self, address: Address) -> GrpcInferenceClient:
         return GrpcInferenceClient(address, self._config.security, self._config.limits, self._config.rpc)

@@ -43,7 +43,7 @@ class ActorMetrics:
             "resent_items", "Times an unroll was sent again: after a break, a time-out or a move."
         )
         self._moved = counter("moved_items", "Unrolls given to another shard because theirs was silent.")
-        self._timed_out = counter("timed_out_items", "Times a shard had no room for an unroll in time.")
+        self._timed_out = counter("timed_out_items", "Times a shard did not safely store an unroll in time.")
         self._rejected = counter("rejected_items", "Unrolls that a shard refused for good.")
         self._seen = WriterStats()
 

@@ -18,14 +18,13 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
 from services.learner.servicer import WeightsServicer
+from services.learner.sources import make_source
 from services.learner.versions import VersionCounter
-from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
+from shoal.config.load import check_trainable
 from shoal.errors import UserError
 from shoal.metrics import start_metrics_server
 from shoal.records import EnvSpec
-from shoal.rpc.addresses import AddressBook
 from shoal.rpc.process import ServiceContext, run_service
 from shoal.rpc.server import RpcServer
 
@@ -34,6 +33,7 @@ CLOSING_S = 1.0
 
 
 async def main(config: Config, context: ServiceContext) -> None:
+    check_trainable(config)
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     store = CheckpointStore(config.run.dir / "checkpoints", config.learner.keep_checkpoints)
     lock = await asyncio.to_thread(_take_run_dir, config.run.dir, store)
@@ -79,18 +79,12 @@ def _take_run_dir(run_dir: Path, store: CheckpointStore) -> DirectoryLock:
 
 
 async def _train(config: Config, context: ServiceContext, session: Any, parts: Any, spec: EnvSpec) -> None:
-    sampler = ReplaySampler(
-        AddressBook(config.addresses.replay, config.rpc),
-        lambda address: GrpcReplayClient(address, config.security, config.limits, config.rpc),
-        config.learner.table,
-        config.learner.prefetch_items,
-        config.rpc,
-    )
-    sampler.start()
+    source = make_source(config)
+    source.start()
     try:
-        await session.train(config, parts, spec, sampler, context.stopping)
+        await session.train(config, parts, spec, source, context.stopping)
     finally:
-        await sampler.close()
+        await source.close()
 
 
 async def _spec_or_stop(publisher: WeightsPublisher, stopping: asyncio.Event) -> EnvSpec | None:

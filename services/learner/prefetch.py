@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -26,20 +26,22 @@ _LOG_EVERY_S = 10.0
 
 
 class ItemSource(Protocol):
-    """Where items come from: the sampler over all shards."""
+    """Where items come from: a sampler over all shards."""
 
-    async def next(self) -> Item: ...
+    async def next(self) -> Sequence[Item]:
+        """The items that are decoded in one go."""
+        ...
 
 
 class Prefetcher:
-    """Keeps the ring full. `decode` checks whatever the payload claims."""
+    """Keeps the ring full. `decode` checks whatever the payloads of an item claim."""
 
     def __init__(
         self,
         source: ItemSource,
         layout: BatchLayout,
         ring: BatchRing,
-        decode: Callable[[bytes], Trajectory],
+        decode: Callable[[Sequence[bytes]], Trajectory],
         decode_threads: int,
         metrics: LearnerMetrics,
     ) -> None:
@@ -67,24 +69,31 @@ class Prefetcher:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                item = await self._source.next()
-                await loop.run_in_executor(pool, self._decode_and_pack, item)
+                items = await self._source.next()
+                await loop.run_in_executor(pool, self._decode_and_pack, items)
         except RingClosed:
             return
 
-    def _decode_and_pack(self, item: Item) -> None:
+    def _decode_and_pack(self, items: Sequence[Item]) -> None:
+        for item in items:
+            trajectory = self._usable(item)
+            if trajectory is not None:
+                self._packer.add(trajectory)
+
+    def _usable(self, item: Item) -> Trajectory | None:
+        """The item decoded and checked; None, and counted, if it cannot be trained on."""
         start = time.perf_counter()
         try:
-            trajectory = self._decode(item.payload)
+            trajectory = self._decode(item.payloads)
         except InvalidArgumentError as error:
             self._drop(item, str(error))
-            return
+            return None
         problem = self._layout.why_unusable(trajectory)
         self._metrics.phases.add("decode", time.perf_counter() - start)
         if problem is not None:
             self._drop(item, problem)
-            return
-        self._packer.add(trajectory)
+            return None
+        return trajectory
 
     def _drop(self, item: Item, problem: str) -> None:
         self._metrics.trajectories_dropped.inc()

@@ -25,9 +25,10 @@ from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.config import Config
+from shoal.config.tables import SequenceTable
 from shoal.policy.device import pick_device
 from shoal.records import EnvSpec
-from shoal.wire import decode_trajectory
+from shoal.wire import decode_sequence
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,14 @@ async def train(
     settings = config.learner
     device = device_of(config)
     algorithm = build_algorithm(config.algorithm)
-    layout = BatchLayout(spec, algorithm.behaviour, config.actor.unroll_length, settings.batch_envs)
+    layout = BatchLayout(spec, algorithm.behaviour, item_length(config), settings.batch_envs)
     # One is trained on while the others are filled or wait.
     ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
     prefetcher = Prefetcher(
         source,
         layout,
         ring,
-        lambda payload: decode_trajectory(payload, config.limits),
+        lambda payloads: decode_sequence(payloads, config.limits),
         settings.decode_threads,
         parts.metrics,
     )
@@ -96,3 +97,10 @@ async def train(
             signal.cancel()
             await asyncio.gather(prefetching, signal, return_exceptions=True)
             await asyncio.to_thread(summaries.close)
+
+
+def item_length(config: Config) -> int:
+    """T of the items that `learner.table` hands out."""
+    table = config.replay.tables[config.learner.table]
+    unrolls = table.unrolls if isinstance(table, SequenceTable) else 1
+    return unrolls * config.actor.unroll_length

@@ -6,141 +6,23 @@ import asyncio
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
-from services.actor.assignment import Seat
-from services.actor.group import Group, Sink
-from services.actor.link import InferenceLink
-from services.actor.metrics import ActorMetrics
-from services.actor.waiting import WaitLog
 from services.replay.shard import Shard
-from shoal.clients.inference import ActHello
-from shoal.clients.replay import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES, Outcome
-from shoal.config.tree import EnvSection, LimitsSection, ReplaySection
-from shoal.envs.vector import EnvStep, ShoalVectorEnv, make_vector_env
+from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES, Append, Outcome
+from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.envs.vector import EnvStep, ShoalVectorEnv
 from shoal.errors import SpecMismatchError, UnavailableError, UserError
-from shoal.records import Life, Trajectory
-from shoal.wire import decode_trajectory
+from shoal.records import Life
+from tests.unit.actor.harness import DEFAULT_LIMITS, E, Harness, T, run
 from tests.unit.actor.twin import Replicas
 from tests.unit.envs import counting
-
-T, E = 5, 3
-DEFAULT_LIMITS = LimitsSection()
-
-
-@dataclass
-class Collected:
-    """A sink that takes everything until `room` is cleared."""
-
-    trajectories: list[Trajectory] = field(default_factory=list)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    grown: asyncio.Condition = field(default_factory=asyncio.Condition)
-    num_waiting: int = 0
-
-    def __post_init__(self) -> None:
-        self.room.set()
-
-    async def append(self, payload: bytes) -> None:
-        self.num_waiting += 1
-        await self.room.wait()
-        self.num_waiting -= 1
-        async with self.grown:
-            self.trajectories.append(decode_trajectory(payload, LimitsSection()))
-            self.grown.notify_all()
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(20), self.grown:
-            await self.grown.wait_for(lambda: len(self.trajectories) >= count)
-
-
-class Harness:
-    """One group of counting environments and all that it needs."""
-
-    def __init__(
-        self, vectorization: str, replicas: Replicas, *, evaluate: bool, limits: LimitsSection
-    ) -> None:
-        self.replicas = replicas
-        self.sink = Collected()
-        self.registry = CollectorRegistry()
-        self.slept: list[float] = []
-        mode = "evaluate" if evaluate else "train"
-        self.env = _make_env(vectorization)
-        hello = ActHello(Life("actor-0", "life"), self.env.spec, E, greedy=evaluate)
-        waits = WaitLog()
-        link = InferenceLink(
-            Seat("actor-0", 0, 1),
-            hello,
-            lambda: replicas.addresses,
-            replicas.dial,
-            max_backoff_s=2.0,
-            retry_home_s=5.0,
-            waits=waits,
-            sleep=self._sleep,
-        )
-        sink: Sink | None = None if evaluate else self.sink
-        self.metrics = ActorMetrics(self.registry, mode)
-        self.group = Group(
-            self.env,
-            link,
-            sink,
-            self.metrics,
-            waits,
-            seed=70,
-            unroll_length=T,
-            limits=limits,
-        )
-        self.task = asyncio.create_task(self.group.run())
-
-    async def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
-
-    def value(self, name: str, **labels: str) -> float:
-        value = self.registry.get_sample_value(f"shoal_actor_{name}", labels)
-        assert value is not None, name
-        return value
-
-    async def stop(self) -> None:
-        self.group.stop()
-        async with asyncio.timeout(20):
-            await self.task
-
-
-def _make_env(vectorization: str) -> ShoalVectorEnv:
-    section = {"id": f"{counting.__name__}:Counting-v0", "vectorization": vectorization}
-    return make_vector_env(EnvSection.model_validate(section), E)
-
-
-def run(
-    test: Callable[[Harness], Awaitable[None]],
-    *names: str,
-    vectorization: str = "sync",
-    evaluate: bool = False,
-    limits: LimitsSection = DEFAULT_LIMITS,
-    prepare: Callable[[Replicas], None] = lambda _: None,
-) -> None:
-    async def body() -> None:
-        replicas = Replicas(*(names or ("a",)))
-        prepare(replicas)
-        harness = Harness(vectorization, replicas, evaluate=evaluate, limits=limits)
-        try:
-            await test(harness)
-        finally:
-            harness.group.stop()
-            with suppress(UserError):
-                await asyncio.wait_for(harness.task, 20)
-            harness.env.close()
-
-    asyncio.run(body())
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
@@ -287,8 +169,10 @@ def test_the_largest_item_of_an_actor_is_the_largest_that_a_shard_takes() -> Non
     async def first_item(limits: LimitsSection) -> bytes:
         payloads: list[bytes] = []
 
-        async def append(payload: bytes) -> None:
-            payloads.append(payload)
+        async def append(taken: Sequence[bytes], *, stream: int | None = None) -> None:
+            assert len(taken) == 1
+            assert stream is None
+            payloads.extend(taken)
             await asyncio.Event().wait()
 
         harness = Harness("sync", Replicas("a"), evaluate=False, limits=limits)
@@ -318,7 +202,7 @@ def test_the_largest_item_of_an_actor_is_the_largest_that_a_shard_takes() -> Non
             await first_item(limits_of(least - 1))
         for max_message_bytes, outcome in ((least, Outcome.STORED), (least - 1, Outcome.REJECTED)):
             shard = Shard(ReplaySection(), limits_of(max_message_bytes))
-            assert (await shard.append(Life("a", "b"), "train", 0, item)).outcome is outcome
+            assert (await shard.append(Life("a", "b"), "train", Append(0, (item,)))).outcome is outcome
 
     asyncio.run(main())
 

@@ -45,6 +45,17 @@ def test_worker_processes_of_asynchronous_environments_import_little() -> None:
     assert not {"grpc", "google", "pydantic", "prometheus_client"} & loaded
 
 
+def test_a_table_that_is_not_there_is_told_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "services.actor", "--set", "learner.table=other"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.endswith(
+        "error: config key 'learner.table': 'other' is not one of replay.tables (train)\n"
+    )
+
+
 def test_environments_are_closed_when_the_metrics_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 

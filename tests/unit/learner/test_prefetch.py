@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,14 +20,14 @@ from services.learner.ring import BatchRing
 from shoal.config.tree import LimitsSection
 from shoal.errors import NotFoundError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Item, Life, Trajectory
-from shoal.wire import decode_trajectory, encode_trajectory
+from shoal.wire import decode_sequence, encode_trajectory
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (2,)),), DiscreteAction(2))
 LAYOUT = BatchLayout(SPEC, (), unroll_length=2, batch_envs=4)
 LIFE = Life("actor-1", "run")
 
 
-def payload(number: int, num_envs: int = 4, length: int = 2) -> bytes:
+def payload(number: int, num_envs: int = 4, length: int = 2, first_step: int = 0) -> bytes:
     leading = (length + 1, num_envs)
     columns = {
         spec.name: np.full((*leading, *spec.shape), number % 2).astype(spec.dtype)
@@ -34,37 +36,49 @@ def payload(number: int, num_envs: int = 4, length: int = 2) -> bytes:
     return encode_trajectory(
         Trajectory(
             columns
-            | {"first": np.zeros(leading, bool), "policy_version": np.full(leading, number, dtype=np.int64)}
+            | {"first": np.zeros(leading, bool), "policy_version": np.full(leading, number, dtype=np.int64)},
+            first_step=first_step,
         )
     )
 
 
 class Source:
-    """Items from a list, then nothing for ever."""
+    """Items from a list, `at_once` together, then nothing for ever."""
 
-    def __init__(self, payloads: list[bytes]) -> None:
-        self._items = [Item(n, LIFE, n, data) for n, data in enumerate(payloads)]
+    def __init__(self, payloads: Sequence[bytes | tuple[bytes, ...]], at_once: int) -> None:
+        self._items = [
+            Item(n, LIFE, n, (data,) if isinstance(data, bytes) else data) for n, data in enumerate(payloads)
+        ]
+        self._at_once = at_once
         self.num_taken = 0
 
-    async def next(self) -> Item:
+    async def next(self) -> list[Item]:
         if self.num_taken == len(self._items):
             await asyncio.Event().wait()
-        self.num_taken += 1
-        return self._items[self.num_taken - 1]
+        taken = self._items[self.num_taken : self.num_taken + self._at_once]
+        self.num_taken += len(taken)
+        return taken
 
 
 class Rig:
-    def __init__(self, payloads: list[bytes], num_slots: int = 2, threads: int = 1) -> None:
-        self.source = Source(payloads)
-        self.ring = BatchRing([BatchSlot(LAYOUT, torch.device("cpu")) for _ in range(num_slots)])
+    def __init__(
+        self,
+        payloads: Sequence[bytes | tuple[bytes, ...]],
+        num_slots: int = 2,
+        threads: int = 1,
+        at_once: int = 1,
+        layout: BatchLayout = LAYOUT,
+    ) -> None:
+        self.source = Source(payloads, at_once)
+        self.ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(num_slots)])
         self.registry = CollectorRegistry()
         self.metrics = LearnerMetrics(self.registry)
         limits = LimitsSection()
         self.prefetcher = Prefetcher(
             self.source,
-            LAYOUT,
+            layout,
             self.ring,
-            lambda data: decode_trajectory(data, limits),
+            lambda payloads: decode_sequence(payloads, limits),
             threads,
             self.metrics,
         )
@@ -80,10 +94,10 @@ class Rig:
         return value
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_every_item_is_in_one_batch(threads: int) -> None:
+@pytest.mark.parametrize(("threads", "at_once"), [(1, 1), (3, 1), (2, 4)])
+def test_every_item_is_in_one_batch(threads: int, at_once: int) -> None:
     async def run() -> None:
-        rig = Rig([payload(n) for n in range(30)], threads=threads)
+        rig = Rig([payload(n) for n in range(30)], threads=threads, at_once=at_once)
         task = asyncio.create_task(rig.prefetcher.run())
         seen = []
         for _ in range(30):
@@ -95,6 +109,31 @@ def test_every_item_is_in_one_batch(threads: int) -> None:
         assert sorted(seen) == list(range(30))
         assert rig.value("shoal_learner_phase_seconds_total", phase="decode") > 0
         assert rig.value("shoal_learner_phase_seconds_total", phase="copy") > 0
+
+    asyncio.run(run())
+
+
+def test_sequences_of_several_unrolls_are_joined_and_broken_ones_dropped() -> None:
+    async def run() -> None:
+        joined = [
+            (payload(10 * n, 1, first_step=2 * n), payload(10 * n + 1, 1, first_step=2 * n + 2))
+            for n in range(8)
+        ]
+        gap = (payload(90, 1, first_step=0), payload(91, 1, first_step=3))
+        rig = Rig(
+            [gap, *joined[:3], joined[0][:1], *joined[3:]], at_once=5, layout=replace(LAYOUT, unroll_length=4)
+        )
+        task = asyncio.create_task(rig.prefetcher.run())
+        for batch in range(2):
+            slot = await rig.take()
+            versions = slot.arrays["policy_version"]
+            for env in range(4):
+                first = 10 * (4 * batch + env)
+                assert versions[:, env].tolist() == [first, first, first + 1, first + 1, first + 1]
+            rig.ring.release(slot)
+        assert rig.value("shoal_learner_trajectories_dropped_total") == 2
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
 
@@ -119,11 +158,14 @@ def test_back_pressure_reaches_the_source() -> None:
     asyncio.run(run())
 
 
-def test_what_does_not_fit_is_dropped_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_does_not_fit_is_dropped_counted_and_logged(
+    caplog: pytest.LogCaptureFixture, at_once: int
+) -> None:
     async def run() -> None:
         damaged = bytearray(payload(0))
         damaged[-1] ^= 1
-        rig = Rig([payload(0, length=3), bytes(damaged), b"nonsense", payload(7)])
+        rig = Rig([payload(0, length=3), bytes(damaged), b"nonsense", payload(7)], at_once=at_once)
         task = asyncio.create_task(rig.prefetcher.run())
         assert int((await rig.take()).versions()[0]) == 7
         assert rig.value("shoal_learner_trajectories_dropped_total") == 3
@@ -163,14 +205,14 @@ def test_cancelling_ends_it_and_its_threads() -> None:
 
 def test_an_error_of_the_source_is_raised() -> None:
     class Refused:
-        async def next(self) -> Item:
+        async def next(self) -> list[Item]:
             raise NotFoundError("no table 'train'")
 
     async def run() -> None:
         rig = Rig([])
         limits = LimitsSection()
         prefetcher = Prefetcher(
-            Refused(), LAYOUT, rig.ring, lambda data: decode_trajectory(data, limits), 2, rig.metrics
+            Refused(), LAYOUT, rig.ring, lambda payloads: decode_sequence(payloads, limits), 2, rig.metrics
         )
         with pytest.raises(ExceptionGroup) as caught:
             await prefetcher.run()
