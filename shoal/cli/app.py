@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.replay import replay
 from shoal.cli.report import report
 from shoal.cli.say import complain, say
 from shoal.cli.train import train
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(report)
+app.add_typer(replay, name="replay")
 
 
 def _print_version(wanted: bool) -> None:

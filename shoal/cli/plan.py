@@ -24,6 +24,8 @@ MAX_DRAIN_S = {"actor": 2.0, "evaluator": 2.0, "learner": 4.0, "inference": 1.0,
 # Who dials whom.
 PEERS = {"actor": ("inference", "replay"), "inference": ("learner",), "learner": ("replay",), "replay": ()}
 
+TOKEN_VARIABLE = "SHOAL__SECURITY__TOKEN"
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -103,7 +105,7 @@ def child_environment(config: Config, token: str, environ: Mapping[str, str]) ->
     environment = {key: value for key, value in environ.items() if not key.startswith("SHOAL__")}
     if config.security.token_file is None:
         given = config.security.token
-        environment["SHOAL__SECURITY__TOKEN"] = given.get_secret_value() if given else token
+        environment[TOKEN_VARIABLE] = given.get_secret_value() if given else token
     # Several thread pools on few cores get in each other's way: one thread each unless asked otherwise.
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment.setdefault(variable, "1")

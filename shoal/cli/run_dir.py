@@ -55,6 +55,11 @@ class RunDir:
         return self.root / "report.html"
 
     @property
+    def sockets(self) -> Path:
+        """Names the socket directory while a run goes on, see `shoal.cli.live_run`."""
+        return self.root / ".sockets"
+
+    @property
     def lock(self) -> Path:
         """Held by `shoal train`; a learner has one of its own beside it."""
         return self.root / ".train.lock"

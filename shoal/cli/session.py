@@ -20,8 +20,9 @@ from typing import Any
 
 from shoal.cli.guard import Guard
 from shoal.cli.history import History
+from shoal.cli.live_run import reachable
 from shoal.cli.monitor import Monitor
-from shoal.cli.plan import child_environment, plan_processes
+from shoal.cli.plan import TOKEN_VARIABLE, child_environment, plan_processes
 from shoal.cli.report import write_report
 from shoal.cli.result import complete_result, summary, write_result
 from shoal.cli.run_dir import RunDir, unwritable
@@ -97,11 +98,12 @@ def _supervise(config: Config, run_dir: RunDir, sockets: Path, lock: int, monito
 
 
 async def _run(config: Config, run_dir: RunDir, sockets: Path, guard: Guard, monitor: Monitor) -> Outcome:
+    environment = child_environment(config, secrets.token_urlsafe(32), os.environ)
     supervisor = Supervisor(
         plan_processes(config, sockets),
         config_file=run_dir.config,
         run_dir=run_dir,
-        environment=child_environment(config, secrets.token_urlsafe(32), os.environ),
+        environment=environment,
         guard=guard,
         max_restarts=config.launch.max_restarts,
         on_event=monitor.event,
@@ -111,7 +113,8 @@ async def _run(config: Config, run_dir: RunDir, sockets: Path, guard: Guard, mon
     watching.add_done_callback(lambda task: _report_failure(task, supervisor))
     minutes = config.stop.minutes
     try:
-        return await supervisor.run(None if minutes is None else 60 * minutes)
+        with reachable(run_dir, sockets, environment.get(TOKEN_VARIABLE)):
+            return await supervisor.run(None if minutes is None else 60 * minutes)
     finally:
         watching.cancel()
         with contextlib.suppress(asyncio.CancelledError):

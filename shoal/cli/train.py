@@ -16,6 +16,7 @@ from shoal.cli.presets import Target, resolve
 from shoal.cli.run_dir import default_root
 from shoal.cli.session import run_session
 from shoal.config import Config, load_config
+from shoal.config.load import check_trainable
 from shoal.errors import UserError
 
 
@@ -69,6 +70,7 @@ def train(
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(resolve(what), [*given, *(set_ or [])])
+    check_trainable(config)
     _require_torch()
     raise typer.Exit(run_session(config, plain=plain))
 
