@@ -54,7 +54,7 @@ class ReplayTap:
                 while not self._stopping.is_set():
                     await stream.request(1, 1.0)
                     for item in (await stream.receive()).items:
-                        columns = decode_trajectory(item.payload, config.limits).columns
+                        columns = decode_trajectory(item.payloads[0], config.limits).columns
                         lives = frozenset(np.unique(columns[OBSERVATION][..., -1]).tolist())
                         self.seen.append(Seen(item.life, item.sequence, lives, columns[POLICY_VERSION]))
                     # Only a taste: the learner needs the rest.

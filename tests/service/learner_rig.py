@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load
 
 from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.clients.replay_shard import Append
 from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
@@ -35,14 +36,14 @@ TRANSITIONS = LENGTH * NUM_ENVS
 PATIENCE_S = 60.0
 
 
-def payload(version: int = 0, reward: float = 1.0, length: int = LENGTH) -> bytes:
+def payload(version: int = 0, reward: float = 1.0, length: int = LENGTH, num_actions: int = 2) -> bytes:
     leading = (length + 1, NUM_ENVS)
     rng = np.random.default_rng(version + 1)
     return encode_trajectory(
         Trajectory(
             {
                 "observation": rng.normal(size=(*leading, 4)).astype(np.float32),
-                "action": rng.integers(0, 2, leading),
+                "action": rng.integers(0, num_actions, leading),
                 "reward": np.full(leading, reward, np.float32),
                 "terminated": np.zeros(leading, bool),
                 "truncated": np.zeros(leading, bool),
@@ -143,7 +144,7 @@ class Rig:
         client = GrpcReplayClient(Address(self.replay_address), SECURITY, LIMITS, RPC)
         stream = await client.open_append(Life("actor-1", "run-1"), "train")
         for data in payloads:
-            await stream.send(self._sequence, data, 30.0)
+            await stream.send(Append(self._sequence, (data,), timeout_s=30.0))
             await stream.receive()
             self._sequence += 1
         await stream.close()

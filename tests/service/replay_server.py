@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from services.replay.dedup import Dedup
 from services.replay.metrics import ReplayMetrics
 from services.replay.servicer import ReplayServicer
 from services.replay.shard import Shard
-from shoal.clients.replay import TableStats
 from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.config.tree import LimitsSection, QueueTable, ReplaySection, RpcSection, SecuritySection
+from shoal.clients.replay_shard import Append, TableStats
+from shoal.config.tables import AnyTable, QueueTable
+from shoal.config.tree import LimitsSection, ReplaySection, RpcSection, SecuritySection
+from shoal.errors import UnavailableError
 from shoal.rpc.addresses import Address
 from shoal.rpc.server import RpcServer
 
@@ -30,6 +32,10 @@ LIMITS = LimitsSection()
 RPC = RpcSection(max_backoff_s=0.2, keepalive_s=1.0, keepalive_timeout_s=1.0)
 OPEN = SecuritySection()
 PATIENCE_S = 60.0
+
+
+def append_of(sequence: int, *payloads: bytes, timeout_s: float = 0.0) -> Append:
+    return Append(sequence, payloads, timeout_s=timeout_s)
 
 
 class Served:
@@ -52,27 +58,45 @@ class Served:
 
 
 @asynccontextmanager
+async def opened(
+    directory: Path,
+    tables: Mapping[str, AnyTable],
+    *,
+    limits: LimitsSection = LIMITS,
+    make_dedup: Callable[[int], Dedup] = Dedup,
+) -> AsyncIterator[Shard]:
+    """A shard that keeps its files, if it has any, in the directory."""
+    shard = Shard(ReplaySection(tables=dict(tables)), limits, directory, make_dedup=make_dedup)
+    await shard.open()
+    try:
+        yield shard
+    finally:
+        await shard.close()
+
+
+@asynccontextmanager
 async def served(
     directory: Path,
     name: str = "shard",
     *,
-    table: QueueTable | None = None,
+    table: AnyTable | None = None,
+    tables: Mapping[str, AnyTable] | None = None,
     limits: LimitsSection = LIMITS,
     security: SecuritySection = OPEN,
     make_dedup: Callable[[int], Dedup] = Dedup,
 ) -> AsyncIterator[Served]:
-    settings = ReplaySection(tables={"train": table or QueueTable()})
-    shard = Shard(settings, limits, make_dedup=make_dedup)
-    metrics = ReplayMetrics(CollectorRegistry())
-    metrics.watch(shard.tables)
-    servicer = ReplayServicer(shard, metrics)
-    server = RpcServer(f"unix:{directory}/{name}", "", security, limits, RPC)
-    servicer.add_to(server)
-    await server.start()
-    try:
-        yield Served(shard, servicer, server)
-    finally:
-        await server.drain(0.0)
+    tables = tables or {"train": table or QueueTable()}
+    async with opened(directory / f"{name}.files", tables, limits=limits, make_dedup=make_dedup) as shard:
+        metrics = ReplayMetrics(CollectorRegistry())
+        metrics.watch(shard.tables)
+        servicer = ReplayServicer(shard, metrics)
+        server = RpcServer(f"unix:{directory}/{name}", "", security, limits, RPC)
+        servicer.add_to(server)
+        await server.start()
+        try:
+            yield Served(shard, servicer, server)
+        finally:
+            await server.drain(0.0)
 
 
 class ShardProcess:
@@ -81,12 +105,14 @@ class ShardProcess:
     def __init__(self, directory: Path, name: str, *settings: str) -> None:
         self.socket = directory / f"{name}.sock"
         self.announce = directory / f"{name}.json"
+        self.files = directory / f"{name}.files"
         self._log = directory / f"{name}.log"
         self._settings = (
             f"replay.id={name}",
             f"replay.listen.grpc=unix:{self.socket}",
             f"replay.listen.health=unix:{directory}/{name}.health",
             f"replay.listen.announce={self.announce}",
+            f"replay.dir={self.files}",
             *settings,
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -108,10 +134,24 @@ class ShardProcess:
         return GrpcReplayClient(self.address, OPEN, LIMITS, RPC)
 
     async def start(self) -> None:
-        """Returns once it listens."""
+        """Returns once it serves."""
+        await self.listen()
+        await until(self._serves)
+
+    async def listen(self) -> None:
+        """Returns once it listens; it may still read its files."""
         self.announce.unlink(missing_ok=True)
         self._process = self._spawn()
         await until(self._is_announced)
+
+    async def refuses_to_start(self) -> str:
+        """Its one line of reason."""
+        self._process = self._spawn()
+        code = await asyncio.to_thread(self._process.wait, PATIENCE_S)
+        errors = [line for line in self.log.splitlines() if line.startswith("error: ")]
+        assert (code, len(errors)) == (2, 1), self.log
+        assert "Traceback" not in self.log
+        return errors[0]
 
     def kill(self) -> None:
         """`kill -9`, and wait for it to be over."""
@@ -137,10 +177,24 @@ class ShardProcess:
             return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     async def _is_announced(self) -> bool:
+        self._assert_runs()
+        return self.announce.exists()
+
+    async def _serves(self) -> bool:
+        self._assert_runs()
+        client = GrpcReplayClient(Address(self.announced("grpc")), OPEN, LIMITS, RPC)
+        try:
+            await client.stats()
+        except UnavailableError:
+            return False
+        finally:
+            await client.close()
+        return True
+
+    def _assert_runs(self) -> None:
         assert self._process is not None
         if self._process.poll() is not None:
             raise AssertionError(f"exited with {self._process.returncode}: {self.log}")
-        return self.announce.exists()
 
 
 @asynccontextmanager

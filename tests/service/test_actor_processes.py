@@ -280,7 +280,7 @@ def check_items(items: list[Item], cluster: Cluster) -> None:
     sequences = {item.sequence for item in items if item.life == last_life}
     assert sequences == set(range(len(sequences)))
     for item in items:
-        trajectory = decode_trajectory(item.payload, cluster.config.limits)
+        trajectory = decode_trajectory(item.payloads[0], cluster.config.limits)
         assert trajectory.unroll_length == T
         assert trajectory.num_envs == ENVS // GROUPS
         counting.check_rows(trajectory)

@@ -160,9 +160,8 @@ def test_what_does_not_fit_is_dropped_and_counted(tmp_path: Path) -> None:
     async def body() -> None:
         async with rig(tmp_path / "run") as made:
             announced = await made.learner.start()
-            wrong = payload(length=7)
-            nan = payload(reward=float("nan"))
-            await made.append(wrong, payload(), nan, payload())
+            too_long, out_of_range = payload(length=7), payload(num_actions=9)
+            await made.append(too_long, payload(), out_of_range, payload())
             await made.version_above(1)
             metrics = await scrape(announced["metrics"])
             assert metrics["shoal_learner_trajectories_dropped_total"] == 2

@@ -12,11 +12,11 @@ import pytest
 from crc32c import crc32c
 
 from services.replay.shard import Shard
-from shoal.clients.replay import Outcome, ReplayShardClient
+from shoal.clients.replay_shard import Outcome, ReplayShardClient
 from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.records import Life
 from shoal.v1 import tensor_pb2, trajectory_pb2
-from tests.service.replay_server import ShardProcess, shard_processes
+from tests.service.replay_server import ShardProcess, append_of, shard_processes
 from tests.unit.replay.payloads import payload
 
 MIB = 1 << 20
@@ -61,6 +61,7 @@ def trajectory(
 
 GOOD = payload(rows=2, envs=1)
 HONEST = lz4.block.compress(bytes(2 * MIB), store_size=False)
+# Names of columns and unlike types are the table's business; see test_replay_lies.py for those.
 HOSTILE = {
     "claims 2 GiB": trajectory(HONEST, (2, 1, 1 << 30)),
     "claims 2^63": trajectory(HONEST, (2, 1, 1 << 62)),
@@ -130,7 +131,7 @@ async def attack(client: ReplayShardClient, rounds: int) -> Counter[Outcome]:
     sequence = 0
     for _ in range(rounds):
         for item in HOSTILE.values():
-            await stream.send(sequence, item, 1.0)
+            await stream.send(append_of(sequence, item, timeout_s=1.0))
             ack = await stream.receive()
             outcomes[ack.outcome] += 1
             assert bool(ack.reason) == (ack.outcome is Outcome.REJECTED)
@@ -141,7 +142,7 @@ async def attack(client: ReplayShardClient, rounds: int) -> Counter[Outcome]:
 
 async def append_honestly(client: ReplayShardClient, item: bytes) -> Outcome:
     stream = await client.open_append(Life("honest", "run"), "train")
-    await stream.send(0, item)
+    await stream.send(append_of(0, item))
     return (await stream.receive()).outcome
 
 
@@ -157,7 +158,7 @@ def test_each_is_refused_by_a_shard_in_this_process(name: str) -> None:
         ReplaySection(),
         LimitsSection(max_tensor_bytes=MAX_TENSOR_BYTES, max_trajectory_bytes=MAX_TRAJECTORY_BYTES),
     )
-    ack = asyncio.run(shard.append(Life("hostile", "run"), "train", 0, HOSTILE[name], 1.0))
+    ack = asyncio.run(shard.append(Life("hostile", "run"), "train", append_of(0, HOSTILE[name])))
     assert ack.outcome is Outcome.REJECTED
     assert 0 < len(ack.reason) < 500
 
@@ -190,7 +191,7 @@ def test_bombs_and_lies_are_refused_in_bounded_memory_and_the_next_honest_item_i
                     assert (stats.num_rejected, stats.num_items) == (ROUNDS * len(HOSTILE), 1)
                     assert await append_honestly(client, payload(1)) is Outcome.DUPLICATE
                     honest = await client.open_append(Life("honest", "next run"), "train")
-                    await honest.send(0, payload(1))
+                    await honest.send(append_of(0, payload(1)))
                     assert (await honest.receive()).outcome is Outcome.STORED
                 await client.close()
             assert growth[guarded] < MAX_GROWTH_BYTES < growth[control]

@@ -9,24 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from pydantic import SecretStr
 
-from services.replay.drain import hand_over
-from shoal.clients.replay import Outcome
+from services.replay.drain import leave
+from services.replay.shard import OPENING
 from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.config.tree import LimitsSection, QueueTable, SecuritySection
+from shoal.clients.replay_shard import Outcome
+from shoal.config.tables import AnyTable, QueueTable, SequenceTable
+from shoal.config.tree import LimitsSection, SecuritySection
 from shoal.errors import ResourceExhaustedError, UnauthenticatedError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Life
 from shoal.rpc.channel import open_channel
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
-from tests.service.replay_server import LIMITS, OPEN, RPC, Served, served, until
+from shoal.v1 import spec_pb2, tensor_pb2
+from tests.service.replay_server import LIMITS, OPEN, RPC, Served, append_of, served, until
 from tests.unit.replay.payloads import payload
 
 LIFE = Life("actor", "run")
 PAYLOAD = payload()
 HELLO = pb.AppendHello(protocol_version=PROTOCOL_VERSION, actor_id="actor", run_id="run", table="train")
+BEGUN = pb.AppendRequest(hello=HELLO)
+KEYS = np.array([1], np.uint64)
 SECRET = SecuritySection(token=SecretStr("right-and-long-enough"))
 WRONG = SecuritySection(token=SecretStr("wrong-and-long-enough"))
 
@@ -52,23 +58,49 @@ async def ending(call: Any, *requests: Any) -> tuple[grpc.StatusCode, str]:
     return await call.code(), await call.details()
 
 
+def hello(**changes: Any) -> pb.AppendRequest:
+    changed = pb.AppendHello()
+    changed.CopyFrom(HELLO)
+    for name, value in changes.items():
+        if name == "declared":
+            changed.declared.extend(value)
+        else:
+            setattr(changed, name, value)
+    return pb.AppendRequest(hello=changed)
+
+
+FLOATS, INTS = tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_INT64
+SPEC = spec_pb2.ArraySpec(name="observation", dtype=FLOATS, shape=[4])
+
+
 @pytest.mark.parametrize(
     ("requests", "code", "text"),
     [
         ([pb.AppendRequest()], "INVALID_ARGUMENT", "expected a hello"),
-        ([pb.AppendRequest(item=pb.AppendItem(sequence=1))], "INVALID_ARGUMENT", "expected a hello"),
-        ([pb.AppendRequest(hello=HELLO)] * 2, "INVALID_ARGUMENT", "expected an item"),
-        ([pb.AppendRequest(hello=HELLO), pb.AppendRequest()], "INVALID_ARGUMENT", "expected an item"),
+        ([pb.AppendRequest(items=pb.AppendItems(sequence=1))], "INVALID_ARGUMENT", "expected a hello"),
+        ([BEGUN, BEGUN], "INVALID_ARGUMENT", "expected items"),
+        ([BEGUN, pb.AppendRequest()], "INVALID_ARGUMENT", "expected items"),
+        ([hello(protocol_version=99)], "FAILED_PRECONDITION", "version 99"),
+        ([hello(actor_id="")], "INVALID_ARGUMENT", "actor_id"),
+        ([hello(run_id="r" * 129)], "INVALID_ARGUMENT", "run_id has 129 characters"),
+        ([hello(table="nope")], "NOT_FOUND", "there are train"),
         (
-            [pb.AppendRequest(hello=pb.AppendHello(protocol_version=99, table="train"))],
+            [hello(declared=[SPEC, spec_pb2.ArraySpec(name="observation", dtype=INTS, shape=[4])])],
             "FAILED_PRECONDITION",
-            "version 99",
+            "observation int64[4]",
+        ),
+        ([hello(declared=[spec_pb2.ArraySpec(name="x", dtype=99)])], "INVALID_ARGUMENT", "dtype 99"),
+        (
+            [hello(declared=[spec_pb2.ArraySpec(name="x", dtype=INTS, num_categories=-1)])],
+            "INVALID_ARGUMENT",
+            "-1 categories",
         ),
         (
-            [pb.AppendRequest(hello=pb.AppendHello(protocol_version=PROTOCOL_VERSION, table="train"))],
+            [hello(declared=[spec_pb2.ArraySpec(name="x", dtype=INTS, shape=[-1])])],
             "INVALID_ARGUMENT",
-            "actor_id",
+            "out of bounds",
         ),
+        ([hello(declared=[SPEC] * 257)], "INVALID_ARGUMENT", "257 columns"),
     ],
 )
 def test_append_stream_that_breaks_the_protocol(
@@ -149,7 +181,7 @@ def test_without_the_right_token_every_rpc_is_refused(tmp_path: Path, security: 
             with pytest.raises(UnauthenticatedError):
                 await sample.receive()
             with pytest.raises(UnauthenticatedError):
-                await client.update_priorities("train", [1], [1.0])
+                await client.update_priorities("train", KEYS, np.ones(1))
             with pytest.raises(UnauthenticatedError):
                 await client.stats()
             await client.close()
@@ -164,7 +196,7 @@ def test_a_message_above_the_limit_ends_the_stream_and_nothing_else(tmp_path: Pa
         async with served(tmp_path, limits=limits) as server:
             client = server.client(limits=LIMITS)
             append = await client.open_append(LIFE, "train")
-            await append.send(0, b"x" * (1 << 17))
+            await append.send(append_of(0, b"x" * (1 << 17)))
             with pytest.raises(ResourceExhaustedError):
                 await append.receive()
             await client.close()
@@ -183,15 +215,15 @@ def test_an_item_that_fills_a_message_is_refused_on_the_way_in_not_on_the_way_ou
             append = await client.open_append(Life("ä" * 128, "ö" * 128), "train")
             sample = await client.open_sample("train")
             outcomes = set()
-            for width in range(7600, 8100, 20):
-                item = payload(rows=2, envs=1, width=width)
-                await append.send(width, item)
+            for envs in range(7500, 7900, 20):
+                item = payload(rows=2, envs=envs, width=1)
+                await append.send(append_of(envs, item))
                 outcome = (await append.receive()).outcome
                 outcomes.add(outcome)
                 if outcome is Outcome.STORED:
                     await sample.request(100)
                     (got,) = (await sample.receive()).items
-                    assert got.payload == item
+                    assert got.payloads == (item,)
             assert outcomes == {Outcome.STORED, Outcome.REJECTED}
             await client.close()
 
@@ -205,11 +237,11 @@ def test_a_drain_hands_over_what_is_stored_and_then_ends_the_streams(tmp_path: P
             append = await client.open_append(LIFE, "train")
             sample = await client.open_sample("train")
             for sequence in range(3):
-                await append.send(sequence, PAYLOAD)
+                await append.send(append_of(sequence, PAYLOAD))
                 await append.receive()
             await sample.request(1)
             await sample.receive()
-            draining = asyncio.ensure_future(hand_over(server.shard, server.servicer, 30.0))
+            draining = asyncio.ensure_future(leave(server.shard, server.servicer, 30.0))
             with pytest.raises(UnavailableError, match="draining"):
                 await append.receive()
             with pytest.raises(UnavailableError, match="draining"):
@@ -229,7 +261,7 @@ def test_a_drain_waits_for_a_sampler_that_may_come_back(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path) as server:
             await assert_serves(server)
-            draining = asyncio.ensure_future(hand_over(server.shard, server.servicer, 3600.0))
+            draining = asyncio.ensure_future(leave(server.shard, server.servicer, 3600.0))
             client = server.client()
             sample = await client.open_sample("train")
             await sample.request(1)
@@ -244,7 +276,83 @@ def test_a_drain_ends_in_time_without_a_sampler(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path) as server:
             await assert_serves(server)
-            assert await hand_over(server.shard, server.servicer, 0.1) == 1
+            assert await leave(server.shard, server.servicer, 0.1) == 1
+
+    run(test)
+
+
+def test_a_drain_of_a_table_with_files_hands_out_nothing_that_its_last_state_still_has(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        tables: dict[str, AnyTable] = {"train": QueueTable(durability="wal"), "memory": QueueTable()}
+        async with served(tmp_path, tables=tables) as server:
+            await assert_serves(server)
+            assert (
+                await server.shard.append(LIFE, "memory", append_of(0, PAYLOAD))
+            ).outcome is Outcome.STORED
+            client = server.client()
+            kept, handed_over = await client.open_sample("train"), await client.open_sample("memory")
+            draining = asyncio.ensure_future(leave(server.shard, server.servicer, 30.0))
+            await asyncio.sleep(0)
+            await kept.request(1)
+            with pytest.raises(UnavailableError, match="draining"):
+                await kept.receive()
+            assert not draining.done()
+            await handed_over.request(1)
+            assert len((await handed_over.receive()).items) == 1
+            assert await draining == 0
+            assert server.stats().num_items == 1
+            await client.close()
+
+    run(test)
+
+
+def test_calls_that_ask_for_what_is_not_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        tables: dict[str, AnyTable] = {
+            "train": QueueTable(),
+            "sequences": SequenceTable(alpha=1.0, max_items=10),
+        }
+        async with served(tmp_path, tables=tables) as server:
+            channel = open_channel(server.address, OPEN, LIMITS, RPC)
+            stub = pb_grpc.ReplayServiceStub(channel)
+            request = pb.UpdatePrioritiesRequest
+            for update, code, text in (
+                (request(table="nope", keys=[1], priorities=[1.0]), "NOT_FOUND", "train, sequences"),
+                (request(table="train", keys=[1], priorities=[1.0]), "FAILED_PRECONDITION", "no priorities"),
+                (request(table="sequences", keys=[1]), "INVALID_ARGUMENT", "1 keys with 0 priorities"),
+                (request(table="sequences", keys=[1], priorities=[-1.0]), "INVALID_ARGUMENT", "-1.0"),
+                (request(table="sequences", keys=[1], priorities=[float("inf")]), "INVALID_ARGUMENT", "inf"),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.UpdatePriorities(update)
+                assert (caught.value.code().name, text in str(caught.value.details())) == (code, True)
+            done = await stub.UpdatePriorities(request(table="sequences", keys=[1], priorities=[1.0]))
+            assert (done.num_updated, done.num_gone) == (0, 1)
+            status, details = await ending(stub.Sample(), pb.SampleRequest(table="nope", num_items=1))
+            assert (status, "no replay table" in details) == (grpc.StatusCode.NOT_FOUND, True)
+            await channel.close()
+
+    run(test)
+
+
+def test_a_shard_that_still_reads_its_files_is_unavailable(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with served(tmp_path) as server:
+            client = server.client()
+            server.shard._unavailable = OPENING
+            with pytest.raises(UnavailableError, match="reading its files"):
+                await client.open_append(LIFE, "train")
+            sample = await client.open_sample("train")
+            await sample.request(1)
+            with pytest.raises(UnavailableError, match="reading its files"):
+                await sample.receive()
+            with pytest.raises(UnavailableError, match="reading its files"):
+                await client.update_priorities("train", KEYS, np.ones(1))
+            with pytest.raises(UnavailableError, match="reading its files"):
+                await client.stats()
+            await client.close()
 
     run(test)
 
@@ -261,6 +369,6 @@ async def assert_serves(server: Served, security: SecuritySection = OPEN) -> Non
     """An honest client gets through."""
     client = server.client(security)
     append = await client.open_append(Life("honest", "run"), "train")
-    await append.send(0, PAYLOAD)
+    await append.send(append_of(0, PAYLOAD))
     assert (await append.receive()).outcome is Outcome.STORED
     await client.close()

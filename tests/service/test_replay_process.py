@@ -10,9 +10,9 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.clients.replay import Outcome
+from shoal.clients.replay_shard import Outcome
 from shoal.records import Life
-from tests.service.replay_server import ROOT, ShardProcess, shard_processes, until
+from tests.service.replay_server import ROOT, ShardProcess, append_of, shard_processes, until
 from tests.unit.replay.payloads import payload
 
 LIFE = Life("actor", "run")
@@ -39,7 +39,7 @@ def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
             sample = await client.open_sample("train")
             items = [payload(number) for number in range(4)]
             for sequence, item in ((0, items[0]), (0, items[0]), (1, items[1]), (2, b"\xff"), (3, items[3])):
-                await append.send(sequence, item, 0.2)
+                await append.send(append_of(sequence, item, timeout_s=0.2))
             outcomes = [(await append.receive()).outcome for _ in range(5)]
             assert outcomes == [
                 Outcome.STORED,
@@ -56,16 +56,33 @@ def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
             expected: dict[tuple[str, str], float] = {
                 ("shoal_replay_items", ""): 0,
                 ("shoal_replay_bytes", ""): 0,
+                ("shoal_replay_ram_bytes", ""): 0,
+                ("shoal_replay_disk_bytes", ""): 0,
                 ("shoal_replay_max_items", ""): 2,
                 ("shoal_replay_max_bytes", ""): 1 << 30,
-                ("shoal_replay_inserted_total", ""): 2,
+                ("shoal_replay_priority_mass", ""): 0,
+                ("shoal_replay_degraded", ""): 0,
+                ("shoal_replay_journal_pending_bytes", ""): 0,
+                ("shoal_replay_recovery_seconds", ""): 0,
+                ("shoal_replay_recovered_items", ""): 0,
+                ("shoal_replay_recovery_corrupt_frames", ""): 0,
+                ("shoal_replay_inserted_total", ""): 3,
                 ("shoal_replay_sampled_out_total", ""): 2,
                 ("shoal_replay_evicted_total", ""): 0,
+                ("shoal_replay_corrupt_total", ""): 0,
                 ("shoal_replay_duplicates_total", ""): 1,
                 ("shoal_replay_rejected_total", "invalid"): 1,
-                ("shoal_replay_rejected_total", "limit"): 0,
+                **{
+                    ("shoal_replay_rejected_total", reason): 0
+                    for reason in ("limit", "signature", "not_finite", "range")
+                },
                 ("shoal_replay_insert_timeouts_total", ""): 1,
                 ("shoal_replay_sample_timeouts_total", ""): 1,
+                ("shoal_replay_samples_total", ""): 2,
+                ("shoal_replay_priorities_updated_total", ""): 0,
+                ("shoal_replay_priorities_gone_total", ""): 0,
+                ("shoal_replay_insert_waits_total", ""): 1,
+                ("shoal_replay_sample_waits_total", ""): 1,
                 ("shoal_replay_received_bytes_total", ""): received,
                 ("shoal_replay_sampled_bytes_total", ""): len(items[0]) + len(items[1]),
                 ("shoal_replay_append_streams", ""): 1,
@@ -89,6 +106,7 @@ def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
             await until(streams_closed)
             assert await shard.terminate() == 0, shard.log
             assert "Traceback" not in shard.log
+            assert not shard.files.exists(), "a table without files touches no disk"
 
     asyncio.run(main())
 
@@ -104,7 +122,7 @@ def test_items_that_were_taken_last_reach_a_slow_sampler_after_sigterm(tmp_path:
             # Far more than a connection holds under way while nobody reads.
             items = [payload(number, rows=2, envs=1000, width=2000) for number in range(2)]
             for sequence, item in enumerate(items):
-                await append.send(sequence, item)
+                await append.send(append_of(sequence, item))
                 assert (await append.receive()).outcome is Outcome.STORED
             for _ in items:
                 await sample.request(1)
@@ -114,11 +132,11 @@ def test_items_that_were_taken_last_reach_a_slow_sampler_after_sigterm(tmp_path:
 
             await until(first_taken)
             stopped = asyncio.ensure_future(shard.terminate())
-            assert (await sample.receive()).items[0].payload == items[0]
+            assert (await sample.receive()).items[0].payloads == (items[0],)
             await until(lambda: _logged(shard, "draining"))
             # Longer than what is kept for closing, and not yet what is allowed in all.
             await asyncio.sleep(2.0)
-            assert (await sample.receive()).items[0].payload == items[1]
+            assert (await sample.receive()).items[0].payloads == (items[1],)
             assert await stopped == 0
             assert "lost" not in shard.log
             assert "Traceback" not in shard.log
@@ -135,7 +153,7 @@ def test_a_sampler_that_never_reads_is_cut_without_a_traceback(tmp_path: Path) -
         async with asyncio.timeout(60), shard_processes(shard):
             client = shard.client()
             append, sample = await client.open_append(LIFE, "train"), await client.open_sample("train")
-            await append.send(0, payload(rows=2, envs=1000, width=2000))
+            await append.send(append_of(0, payload(rows=2, envs=1000, width=2000)))
             assert (await append.receive()).outcome is Outcome.STORED
             await sample.request(1)
 
