@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup train test lint format type proto proto-check unit service e2e bench metrics-doc clean
+.PHONY: help setup train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,9 +30,9 @@ $(STAMP): pyproject.toml constraints.txt
 train: setup ## Train CartPole to a mean return of 475 with all four services
 	$(BIN)/shoal train cartpole --until-return 475
 
-test: setup ## Lint, types, proto check, unit, service and e2e tests
+test: setup ## Lint, types, proto check, unit, service, chaos and e2e tests
 	@start=$$(date +%s); \
-	for step in lint type proto-check unit service e2e; do \
+	for step in lint type proto-check unit service chaos e2e; do \
 	  echo "== $$step"; \
 	  $(MAKE) --no-print-directory $$step || { echo "make test: FAILED in '$$step'" >&2; exit 1; }; \
 	done; \
@@ -61,15 +61,24 @@ unit: setup ## Tests without sockets
 service: setup ## Tests of one real server with its real client
 	$(PYTEST) -q tests/service
 
+chaos: setup ## Tests that kill shards, damage their files and fill their disks
+	$(PYTEST) -q --timeout=300 tests/chaos
+
 e2e: setup ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 tests/e2e
 
 bench: setup ## Print the performance figures, with the machine
 	$(BIN)/python -m benchmarks
 
+bench-replay: setup ## Print the figures of the replay, with Reverb beside it where that installs
+	@$(BIN)/python -c 'import ale_py' 2>/dev/null || $(BIN)/python -m pip install --quiet --quiet \
+	  --disable-pip-version-check --constraint constraints.txt --editable '.[atari]' || \
+	  echo "bench-replay: ale-py does not install, so the frames are made up" >&2
+	$(BIN)/python -m benchmarks.replay $(BENCH_ARGS)
+
 metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
 	$(BIN)/python scripts/metrics_doc.py
 
 clean: ## Remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .bench
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
