@@ -18,7 +18,18 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
 )
 # Folders whose files a page may name in code font; such a path must exist.
-FOLDERS = ("shoal", "services", "proto", "configs", "docs", "tests", "scripts", "benchmarks", "deploy")
+FOLDERS = (
+    "shoal",
+    "services",
+    "proto",
+    "configs",
+    "docs",
+    "tests",
+    "scripts",
+    "benchmarks",
+    "deploy",
+    "examples",
+)
 
 
 def links(text: str) -> Iterator[str]:
@@ -48,10 +59,15 @@ def _resolves(page: Path, link: str) -> bool:
 
 
 def missing_paths(page: Path) -> list[str]:
-    """Paths in code font that do not exist; `<name>` and `*` stand for anything."""
+    """Paths in code font that do not exist; `<name>` and `*` stand for anything, `::` goes before a test."""
     named = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*)`", page.read_text())
-    patterns = (re.sub(r"<[^>]*>|\{[^}]*\}", "*", name).rstrip("/") for name in named)
-    return [pattern for pattern in patterns if not any(ROOT.glob(pattern))]
+    return [name for name in named if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    path, _, function = name.partition("::")
+    found = list(ROOT.glob(re.sub(r"<[^>]*>|\{[^}]*\}", "*", path).rstrip("/")))
+    return bool(found) and (not function or f"def {function}(" in found[0].read_text())
 
 
 def make_targets() -> set[str]:
@@ -76,17 +92,18 @@ def test_missing_things_are_seen(tmp_path: Path) -> None:
     page.write_text(
         "# One, two\n[a](gone.md) [b](#one-two) [c](#three) [d](https://example.org/) `[e](gone.md)`\n"
         "`shoal/gone.py` `shoal/wire.py` `services/<name>/metrics.py` `make nothing`\n"
+        "`tests/unit/test_docs.py::test_missing_things_are_seen` `tests/unit/test_docs.py::test_gone`\n"
         "```\nmake nowhere\nmake test\n```\n"
     )
     assert broken_links(page) == ["gone.md", "#three"]
-    assert missing_paths(page) == ["shoal/gone.py"]
+    assert missing_paths(page) == ["shoal/gone.py", "tests/unit/test_docs.py::test_gone"]
     assert named_targets(page.read_text()) - make_targets() == {"nothing", "nowhere"}
 
 
 def test_the_pages_that_a_reader_expects_are_there() -> None:
     names = {str(page.relative_to(ROOT)) for page in PAGES}
     expected = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-    expected |= {f"docs/{name}.md" for name in ("architecture", "protocol", "metrics")}
+    expected |= {f"docs/{name}.md" for name in ("architecture", "protocol", "metrics", "failure-model")}
     assert expected <= names
 
 

@@ -20,7 +20,7 @@ GENERATED = "shoal.v1"
 
 TORCH_ALLOWED = ("shoal.policy", "shoal.algorithms", "services.learner", "services.inference")
 TORCH_ALLOWED_IN_FUNCTIONS = ("shoal.cli",)
-GRPC_ALLOWED = ("shoal.rpc", "shoal.clients", "shoal.wire")
+GRPC_ALLOWED = ("shoal.rpc", "shoal.clients", "shoal.wire", "shoal.journal.format")
 # All of these can run code while they read data.
 CODE_LOADERS = (
     "pickle",
