@@ -53,7 +53,7 @@ class Guard:
             os.killpg(self.group, signal.SIGKILL)
 
     def close(self) -> None:
-        """Lets the guard clear up. Returns when it is gone, with all that was left of its group."""
+        """Lets the guard clear up. When it is gone, all that was left of its group is dying of SIGKILL."""
         if self._write_end < 0:
             return
         os.close(self._write_end)
