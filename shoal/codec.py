@@ -43,6 +43,7 @@ MIN_WIDE_ROW_BYTES = 256
 # NumPy's own way from dtype to name and back costs more than unpacking a small array.
 _DTYPE_OF = {name: np.dtype(name) for name in DTYPES}
 _NAME_OF = {dtype: name for name, dtype in _DTYPE_OF.items()}
+_UINT8 = _DTYPE_OF["uint8"]
 
 
 class Codec(Enum):
@@ -55,6 +56,14 @@ class Codec(Enum):
 
 # Python 3.11 looks members up slowly, and every array asks for some.
 _RAW, _LZ4, _DELTA_LZ4 = Codec.RAW, Codec.LZ4, Codec.DELTA_LZ4
+
+
+class Packed(NamedTuple):
+    """Bytes as they travel, with a checksum of just those."""
+
+    codec: Codec
+    crc32c: int
+    data: bytes
 
 
 class Encoded(NamedTuple):
@@ -70,23 +79,9 @@ class Encoded(NamedTuple):
 
 def encode(array: np.ndarray, *, compress: bool = True) -> Encoded:
     """Pack an array; whatever does not shrink goes as it is."""
-    dtype = _NAME_OF.get(array.dtype)
-    if dtype is None:
-        dtype = array.dtype.name
-        if dtype not in _DTYPE_OF:
-            raise InvalidArgumentError(f"cannot encode dtype {dtype}: supported are {', '.join(DTYPES)}")
-        array = array.astype(dtype)
-    num_bytes = array.nbytes
-    codec, data = _RAW, None
-    if compress and num_bytes >= MIN_COMPRESS_BYTES:
-        source = np.ascontiguousarray(array)
-        if dtype == "uint8" and array.ndim >= FRAMES_RANK:
-            codec, data = _DELTA_LZ4, _lz4(_time_differences(source))
-        else:
-            codec, data = _LZ4, _lz4(source)
-    if data is None or len(data) >= num_bytes:
-        codec, data = _RAW, array.tobytes()
-    return Encoded(dtype, array.shape, codec, num_bytes, crc32c(data), data)
+    array = encodable(array)
+    packed = pack_array(array, compress=compress)
+    return Encoded(_NAME_OF[array.dtype], array.shape, packed.codec, array.nbytes, *packed[1:])
 
 
 def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
@@ -104,29 +99,77 @@ def unpack(encoded: Encoded, num_bytes: int) -> np.ndarray:
         raise InvalidArgumentError(
             f"tensor claims {raw_bytes} bytes, but {dtype}{list(shape)} has {num_bytes}"
         )
+    raw = unpack_bytes(codec, crc, data, num_bytes)
+    if dtype == "bool":
+        check_bools(raw)
+    array: np.ndarray = np.ndarray(shape, _DTYPE_OF[dtype], raw)
+    return add_differences(array) if codec is _DELTA_LZ4 else array
+
+
+def encodable(array: np.ndarray) -> np.ndarray:
+    """The array, in the byte order of the wire. Raises InvalidArgumentError for a dtype that has none."""
+    if array.dtype in _NAME_OF:
+        return array
+    dtype = array.dtype.name
+    if dtype not in _DTYPE_OF:
+        raise InvalidArgumentError(f"cannot encode dtype {dtype}: supported are {', '.join(DTYPES)}")
+    return array.astype(dtype)
+
+
+def pack_array(array: np.ndarray, *, compress: bool = True) -> Packed:
+    """Its bytes, those of frames over time as differences; compressed, unless that makes them no fewer."""
+    num_bytes = array.nbytes
+    if compress and num_bytes >= MIN_COMPRESS_BYTES:
+        source = np.ascontiguousarray(array)
+        frames = array.ndim >= FRAMES_RANK and array.dtype == _UINT8
+        data = _lz4(_time_differences(source) if frames else source)
+        if len(data) < num_bytes:
+            return Packed(_DELTA_LZ4 if frames else _LZ4, crc32c(data), data)
+    data = array.tobytes()
+    return Packed(_RAW, crc32c(data), data)
+
+
+def pack_bytes(raw: bytes) -> Packed:
+    return pack_array(np.frombuffer(raw, np.uint8))
+
+
+def unpack_bytes(codec: Codec, crc: int, data: bytes, num_bytes: int) -> bytes | bytearray:
+    """As many bytes as the caller computed, and allows; writable ones if they are differences."""
     if crc32c(data) != crc:
         raise InvalidArgumentError("tensor is corrupt: its CRC32C does not match its data")
     raw = data if codec is _RAW else _unlz4(data, num_bytes, writable=codec is _DELTA_LZ4)
     if len(raw) != num_bytes:
         raise InvalidArgumentError(f"tensor holds {len(raw)} bytes instead of {num_bytes}")
+    return raw
+
+
+def check_bools(raw: bytes | bytearray) -> None:
     # Whatever is left when all zeros and ones are taken out.
-    if dtype == "bool" and raw.translate(None, b"\0\1"):
+    if raw.translate(None, b"\0\1"):
         raise InvalidArgumentError("bool tensor holds bytes other than 0 and 1")
-    array: np.ndarray = np.ndarray(shape, _DTYPE_OF[dtype], raw)
-    if codec is _DELTA_LZ4:
-        if dtype != "uint8" or not shape:
-            raise InvalidArgumentError(f"delta coding is for uint8 frames, not {dtype}{list(shape)}")
-        _add_up(array)
+
+
+def add_differences(array: np.ndarray) -> np.ndarray:
+    """Frames from their differences, in place."""
+    if array.dtype != _UINT8 or not array.ndim:
+        raise InvalidArgumentError(f"delta coding is for uint8 frames, not {array.dtype}{list(array.shape)}")
+    _add_up(array)
     return array
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Raises InvalidArgumentError for one that has no place on the wire."""
+    try:
+        return _DTYPE_OF[name]
+    except KeyError:
+        raise InvalidArgumentError(f"unknown dtype {name!r}: supported are {', '.join(DTYPES)}") from None
 
 
 def raw_nbytes(dtype: str, shape: tuple[int, ...], max_bytes: int) -> int:
     """Size of an array, checked against a limit before anything of that size exists."""
-    if dtype not in _DTYPE_OF:
-        raise InvalidArgumentError(f"unknown dtype {dtype!r}: supported are {', '.join(DTYPES)}")
+    itemsize = dtype_of(dtype).itemsize
     if len(shape) > MAX_RANK:
         raise LimitError(f"tensor of rank {len(shape)} is above the limit of {MAX_RANK}")
-    itemsize = _DTYPE_OF[dtype].itemsize
     num_bytes = extent = math.prod(shape) * itemsize
     if shape and min(shape) <= 0:
         if min(shape) < 0:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # Columns that every trajectory has, besides those of the observation and the policy's outputs.
 ACTION = "action"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import lz4.block
@@ -27,6 +28,7 @@ MAX_GROWTH_BYTES = 48 * MIB
 ROUNDS = 20
 
 ZEROS_64_MIB = lz4.block.compress(bytes(64 * MIB), store_size=False)
+ZEROS_66 = lz4.block.compress(bytes(66), store_size=False)
 NOT_LZ4 = b"\xf0" * 64
 
 
@@ -36,27 +38,36 @@ def trajectory(
     *,
     dtype: int = tensor_pb2.DTYPE_UINT8,
     codec: int = tensor_pb2.CODEC_LZ4,
-    claim: int | None = None,
     crc: int | None = None,
     copies: int = 1,
 ) -> bytes:
-    """A trajectory with a good `first` column and `copies` of the hostile one."""
-    good = trajectory_pb2.Trajectory()
-    good.ParseFromString(payload(rows=2, envs=1))
-    first = next(column for column in good.columns if column.name == "first")
-    size = 1
-    for dimension in shape:
-        size *= dimension
-    hostile = tensor_pb2.Tensor(
-        dtype=dtype,  # type: ignore[arg-type]
-        shape=shape,
+    """A trajectory with a good `first` column and `copies` of the hostile one, each in a block of its own."""
+    first = trajectory_pb2.Column(name="first", dtype=tensor_pb2.DTYPE_BOOL, shape=(2, 1))
+    names = [f"x{number}" for number in range(copies)]
+    columns = [trajectory_pb2.Column(name=name, dtype=dtype, shape=shape) for name in names]  # type: ignore[arg-type]
+    hostile = trajectory_pb2.Block(
         codec=codec,  # type: ignore[arg-type]
-        raw_bytes=max(0, size) % (1 << 64) if claim is None else claim,
         crc32c=crc32c(data) if crc is None else crc,
         data=data,
     )
-    columns = [tensor_pb2.NamedTensor(name=f"x{number}", tensor=hostile) for number in range(copies)]
-    return trajectory_pb2.Trajectory(columns=[first, *columns]).SerializeToString()
+    return forged([first, *columns], [raw_block(bytes(2)), *[hostile] * copies])
+
+
+def forged(columns: Sequence[trajectory_pb2.Column], blocks: Sequence[trajectory_pb2.Block]) -> bytes:
+    return laid_out(trajectory_pb2.Layout(columns=columns).SerializeToString(), blocks)
+
+
+def laid_out(layout: bytes, blocks: Sequence[trajectory_pb2.Block] = ()) -> bytes:
+    return trajectory_pb2.Trajectory(layout=layout, blocks=blocks).SerializeToString()
+
+
+def raw_block(data: bytes) -> trajectory_pb2.Block:
+    return trajectory_pb2.Block(codec=tensor_pb2.CODEC_RAW, crc32c=crc32c(data), data=data)
+
+
+def bools(name: str, width: int) -> trajectory_pb2.Column:
+    shape = (2, 1, width) if width > 1 else (2, 1)
+    return trajectory_pb2.Column(name=name, dtype=tensor_pb2.DTYPE_BOOL, shape=shape)
 
 
 GOOD = payload(rows=2, envs=1)
@@ -66,7 +77,6 @@ HOSTILE = {
     "claims 2 GiB": trajectory(HONEST, (2, 1, 1 << 30)),
     "claims 2^63": trajectory(HONEST, (2, 1, 1 << 62)),
     "claims 2^63 in a few dimensions": trajectory(HONEST, (2, 1, *[1 << 31] * 10)),
-    "claims the right size in raw_bytes only": trajectory(HONEST, (2, 1, MIB), claim=2**63),
     "unpacks to 64 MiB as it says": trajectory(ZEROS_64_MIB, (2, 1, 32 * MIB)),
     "unpacks to 64 MiB and says 2 MiB": trajectory(ZEROS_64_MIB, (2, 1, MIB)),
     "many tensors below the limit": trajectory(HONEST, (2, 1, MIB), copies=5),
@@ -82,35 +92,42 @@ HOSTILE = {
     "unknown codec": trajectory(HONEST, (2, 1, MIB), codec=99),
     "no codec": trajectory(HONEST, (2, 1, MIB), codec=0),
     "delta of floats": trajectory(
-        HONEST,
-        (2, 1, MIB // 4),
-        dtype=tensor_pb2.DTYPE_FLOAT32,
-        codec=tensor_pb2.CODEC_DELTA_LZ4,
-        claim=2 * MIB,
+        HONEST, (2, 1, MIB // 4), dtype=tensor_pb2.DTYPE_FLOAT32, codec=tensor_pb2.CODEC_DELTA_LZ4
+    ),
+    "delta of two columns": forged(
+        [bools("first", 1), bools("x", 32)],
+        [trajectory_pb2.Block(codec=tensor_pb2.CODEC_DELTA_LZ4, crc32c=crc32c(ZEROS_66), data=ZEROS_66)],
     ),
     "negative dimension": trajectory(HONEST, (2, 1, -MIB)),
     "two negative dimensions": trajectory(HONEST, (2, 1, -MIB, -1)),
     "rank 1000": trajectory(HONEST, (2, *[1] * 999)),
-    "nothing times much": trajectory(b"", (2, 1, 0, 1 << 62, 1 << 62), codec=tensor_pb2.CODEC_RAW, claim=0),
-    "scalar": trajectory(b"x", (), codec=tensor_pb2.CODEC_RAW, claim=1),
+    "nothing times much": trajectory(b"", (2, 1, 0, 1 << 62, 1 << 62), codec=tensor_pb2.CODEC_RAW),
+    "scalar": trajectory(b"x", (), codec=tensor_pb2.CODEC_RAW),
     "other leading dimensions": trajectory(HONEST, (1, 2, MIB)),
-    "bool of bytes": trajectory(
-        b"\x07" * 64, (2, 1, 32), dtype=tensor_pb2.DTYPE_BOOL, codec=tensor_pb2.CODEC_RAW
+    "bool of bytes": forged([bools("first", 1), bools("x", 32)], [raw_block(bytes(2) + b"\x07" * 64)]),
+    "large bool of bytes": trajectory(
+        b"\x07" * MIB, (2, 1, MIB // 2), dtype=tensor_pb2.DTYPE_BOOL, codec=tensor_pb2.CODEC_RAW
     ),
-    "twice the same column": trajectory_pb2.Trajectory(
-        columns=[
-            column
-            for _ in range(2)
-            for column in trajectory_pb2.Trajectory.FromString(payload(rows=2, envs=1)).columns
-        ]
+    "twice the same column": forged([bools("first", 1)] * 2, [raw_block(bytes(4))]),
+    "less in a shared block": forged([bools("first", 1), bools("x", 32)], [raw_block(bytes(65))]),
+    "more in a shared block": forged([bools("first", 1), bools("x", 32)], [raw_block(bytes(67))]),
+    "too few blocks": forged([bools("first", 1), bools("x", 4096)], [raw_block(bytes(2))]),
+    "too many blocks": forged([bools("first", 1)], [raw_block(bytes(2))] * 2),
+    "no blocks": forged([bools("first", 1)], []),
+    "a layout that is none": laid_out(b"\xff" * 100),
+    "a layout of a million columns": trajectory_pb2.Trajectory(
+        layout=b"\x0a\x00" * 1_000_000
     ).SerializeToString(),
+    "a layout of many columns": forged([bools(f"x{number}", 1) for number in range(300)], []),
+    "a layout with a long name": forged([bools("first", 1), bools("x" * MIB, 1)], [raw_block(bytes(4))]),
     "a million empty episodes": GOOD + b"\x12\x00" * 1_000_000,
     "more episodes than steps": GOOD
     + trajectory_pb2.Trajectory(episodes=[trajectory_pb2.Episode(num_steps=1)] * 50_000).SerializeToString(),
-    "a million empty columns": GOOD + b"\x0a\x00" * 1_000_000,
+    "a million empty blocks": GOOD + b"\x32\x00" * 1_000_000,
+    "the columns of an older release": b"\x0a\x00" * 5,
     "a million fields of no release": GOOD + b"\x78\x00" * 1_000_000,
     "a million dimensions": trajectory(HONEST, (2, *[1] * 1_000_000)),
-    "no columns": trajectory_pb2.Trajectory().SerializeToString(),
+    "no columns": forged([], []),
     "no message": b"\xff" * 100,
     "nothing": b"",
 }

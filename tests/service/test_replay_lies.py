@@ -78,25 +78,26 @@ def no_such_action(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def false_header(draw: st.DrawFn) -> bytes:
-    """What it says of one tensor is not what it holds."""
+    """What it says of a column or of a block is not what is there."""
     message = trajectory_pb2.Trajectory.FromString(encode_trajectory(HONEST))
-    tensor = message.columns[draw(st.integers(0, len(message.columns) - 1))].tensor
-    lie = draw(st.sampled_from(["raw_bytes", "shape", "crc", "data", "cut", "dtype", "codec"]))
-    if lie == "raw_bytes":
-        tensor.raw_bytes = draw(st.integers(0, 2**64 - 1).filter(lambda size: size != tensor.raw_bytes))
-    elif lie == "shape":
-        tensor.shape[draw(st.integers(0, len(tensor.shape) - 1))] = draw(st.integers(4, 2**62))
+    layout = trajectory_pb2.Layout.FromString(message.layout)
+    column = layout.columns[draw(st.integers(0, len(layout.columns) - 1))]
+    (block,) = message.blocks
+    lie = draw(st.sampled_from(["shape", "crc", "data", "cut", "dtype", "codec"]))
+    if lie == "shape":
+        column.shape[draw(st.integers(0, len(column.shape) - 1))] = draw(st.integers(4, 2**62))
     elif lie == "crc":
-        tensor.crc32c ^= draw(st.integers(1, 2**32 - 1))
+        block.crc32c ^= draw(st.integers(1, 2**32 - 1))
     elif lie == "data":
-        tensor.data = draw(st.binary(max_size=len(tensor.data) - 1))
-        tensor.crc32c = crc32c(tensor.data)
+        block.data = draw(st.binary(max_size=len(block.data) - 1))
+        block.crc32c = crc32c(block.data)
     elif lie == "cut":
-        tensor.data = tensor.data[: draw(st.integers(0, len(tensor.data) - 1))]
+        block.data = block.data[: draw(st.integers(0, len(block.data) - 1))]
     elif lie == "dtype":
-        tensor.dtype = 0  # type: ignore[assignment]
+        column.dtype = 0  # type: ignore[assignment]
     else:
-        tensor.codec = draw(st.sampled_from([0, 17]))  # type: ignore[assignment]
+        block.codec = draw(st.sampled_from([0, 3, 17]))  # type: ignore[assignment]
+    message.layout = layout.SerializeToString()
     return message.SerializeToString()
 
 
@@ -227,7 +228,9 @@ def tell_lies_about_priorities(victim: Victim) -> None:
 
 def too_large() -> bytes:
     message = trajectory_pb2.Trajectory.FromString(encode_trajectory(HONEST))
-    message.columns[0].tensor.shape[0] = 1 << 40
+    layout = trajectory_pb2.Layout.FromString(message.layout)
+    layout.columns[0].shape[0] = 1 << 40
+    message.layout = layout.SerializeToString()
     return message.SerializeToString()
 
 

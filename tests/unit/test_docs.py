@@ -91,7 +91,7 @@ def test_missing_things_are_seen(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# One, two\n[a](gone.md) [b](#one-two) [c](#three) [d](https://example.org/) `[e](gone.md)`\n"
-        "`shoal/gone.py` `shoal/wire.py` `services/<name>/metrics.py` `make nothing`\n"
+        "`shoal/gone.py` `shoal/codec.py` `services/<name>/metrics.py` `make nothing`\n"
         "`tests/unit/test_docs.py::test_missing_things_are_seen` `tests/unit/test_docs.py::test_gone`\n"
         "```\nmake nowhere\nmake test\n```\n"
     )

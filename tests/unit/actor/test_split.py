@@ -133,13 +133,13 @@ def test_dropped_steps_are_a_gap_in_the_stream() -> None:
 @pytest.mark.parametrize(
     ("unrolls", "expected"),
     [
-        # The trajectories of three environments take more than 1200 bytes, that of one less.
-        (1, r"encoded unroll of a group of \d+ bytes is above 1200 bytes"),
-        (4, r"encoded trajectory of \d+ bytes is above 300 bytes"),
+        # The trajectories of three environments take more than 600 bytes, that of one less.
+        (1, r"encoded unroll of a group of \d+ bytes is above 600 bytes"),
+        (4, r"encoded trajectory of \d+ bytes is above 150 bytes"),
     ],
 )
 def test_what_does_not_fit_into_a_message_is_the_users_to_mend(unrolls: int, expected: str) -> None:
-    max_message_bytes = 1200 + RESPONSE_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
+    max_message_bytes = 600 + RESPONSE_OVERHEAD_BYTES + ITEM_OVERHEAD_BYTES
     limits = LimitsSection.model_construct(
         **{**dict(LimitsSection()), "max_message_bytes": max_message_bytes}
     )

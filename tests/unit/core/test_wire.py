@@ -20,14 +20,13 @@ from shoal.records import (
     Episode,
     Trajectory,
 )
-from shoal.v1 import spec_pb2, trajectory_pb2
+from shoal.v1 import spec_pb2, tensor_pb2, trajectory_pb2
 from shoal.wire import (
     check_protocol_version,
     decode_trajectory,
     encode_trajectory,
     spec_from_proto,
     spec_to_proto,
-    tensor_to_proto,
 )
 
 LIMITS = LimitsSection()
@@ -113,29 +112,17 @@ def test_trajectories_round_trip() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda m: m.ClearField("columns"), "no column 'first'"),
+        (lambda m: m.ClearField("layout"), "no column 'first'"),
+        (lambda m: setattr(m, "layout", b"\xff" * 9), "no Layout message"),
+        (lambda m: setattr(m, "layout", m.layout * 2000), "at most 65536"),
         (lambda m: setattr(m.episodes[0], "episode_return", math.inf), "return of inf"),
         (lambda m: setattr(m.episodes[0], "num_steps", 0), "episode of 0 steps"),
-        (lambda m: m.columns.append(m.columns[0]), "twice"),
-        (lambda m: m.columns.extend([m.columns[0]] * 300), "303 columns: at most 256"),
         (lambda m: m.episodes.extend([m.episodes[0]] * 15), "of 15 steps says that 16 episodes"),
         (lambda m: m.episodes.extend([m.episodes[0]] * 70_000), "more than 256 columns and 65536 episodes"),
-        (lambda m: m.columns[0].tensor.shape.extend([1] * 1000), "rank 1003"),
-        (
-            lambda m: m.columns[0].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 2), "f4"), compress=True)),
-            "others start",
-        ),
-        (
-            lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((6, 3), "f4"), compress=True)),
-            "bool",
-        ),
-        (
-            lambda m: m.columns[1].tensor.CopyFrom(tensor_to_proto(np.zeros((1, 3), bool), compress=True)),
-            "T, E >= 1",
-        ),
-        (lambda m: setattr(m.columns[0].tensor, "codec", 77), "codec 77"),
-        (lambda m: setattr(m.columns[0].tensor, "dtype", 77), "dtype 77"),
-        (lambda m: setattr(m.columns[0].tensor, "data", b"short"), "CRC32C"),
+        (lambda m: setattr(m.blocks[0], "codec", 77), "codec 77"),
+        (lambda m: setattr(m.blocks[0], "data", b"short"), "CRC32C"),
+        (lambda m: m.ClearField("blocks"), "0 blocks, its layout has 1"),
+        (lambda m: m.blocks.append(m.blocks[0]), "2 blocks, its layout has 1"),
     ],
 )
 def test_lying_trajectories_are_refused(change, reason: str) -> None:
@@ -143,6 +130,50 @@ def test_lying_trajectories_are_refused(change, reason: str) -> None:
     change(message)
     with pytest.raises(InvalidArgumentError, match=reason):
         decode_trajectory(message.SerializeToString(), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: m.columns.append(m.columns[0]), "twice"),
+        (lambda m: m.columns.extend([m.columns[0]] * 300), "303 columns: at most 256"),
+        (lambda m: m.columns[0].shape.extend([1] * 1000), "rank 1003"),
+        (lambda m: m.columns[0].shape.__setitem__(0, -6), "negative"),
+        (lambda m: m.columns[0].shape.__setitem__(1, 2), "others start"),
+        (lambda m: setattr(m.columns[1], "dtype", tensor_pb2.DTYPE_FLOAT32), "bool"),
+        (lambda m: m.columns[1].shape.__setitem__(0, 1), "T, E >= 1"),
+        (lambda m: setattr(m.columns[0], "dtype", 77), "dtype 77"),
+        (lambda m: setattr(m.columns[0], "dtype", tensor_pb2.DTYPE_FLOAT64), "378 bytes instead of 666"),
+    ],
+)
+def test_layouts_of_what_is_not_there_are_refused_however_often(change, reason: str) -> None:
+    payload = encode_trajectory(trajectory())
+    assert decode_trajectory(payload, LIMITS).num_envs == 3
+    message = trajectory_pb2.Trajectory.FromString(payload)
+    layout = trajectory_pb2.Layout.FromString(message.layout)
+    change(layout)
+    message.layout = layout.SerializeToString()
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match=reason):
+            decode_trajectory(message.SerializeToString(), LIMITS)
+
+
+def test_a_layout_that_is_known_is_checked_against_other_limits() -> None:
+    payload = encode_trajectory(trajectory(num_rows=200))
+    assert decode_trajectory(payload, LIMITS).num_envs == 3
+    with pytest.raises(LimitError):
+        decode_trajectory(payload, LimitsSection(max_tensor_bytes=1024, max_trajectory_bytes=100_000))
+    with pytest.raises(LimitError):
+        decode_trajectory(payload, LimitsSection(max_tensor_bytes=10_000, max_trajectory_bytes=10_000))
+
+
+def test_columns_that_share_a_block_are_aligned_and_small_ones_are_compressed_together() -> None:
+    sent = trajectory(num_rows=17, num_envs=3)
+    sent.columns["reward"] = sent.columns["reward"].astype(np.float64)
+    payload = encode_trajectory(sent)
+    assert len(trajectory_pb2.Trajectory.FromString(payload).blocks) == 1
+    got = decode_trajectory(payload, LIMITS)
+    assert all(array.flags.aligned for array in got.columns.values())
 
 
 def test_the_whole_trajectory_is_bounded_too() -> None:
@@ -157,8 +188,9 @@ def test_the_whole_trajectory_is_bounded_too() -> None:
         # Fields of a newer release: a number, 64 bits, a text, 32 bits.
         (b"\x78\x05" + b"\x79" + bytes(8) + b"\x7a\x02hi" + b"\x7d" + bytes(4), False),
         (b"\x78\x05" * 70_000, True),
-        # A group, a number without an end, a length beyond the end, a tag alone.
-        (b"\x7b\x7c", True),
+        # A group.
+        (b"\x7b\x7c", False),
+        # A number without an end, a length beyond the end, a tag alone.
         (b"\x78" + b"\xff" * (1 << 20), True),
         (b"\x7a\xff\x7f", True),
         (b"\x7a", True),

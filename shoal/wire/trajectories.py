@@ -1,0 +1,287 @@
+"""Trajectories: the bytes that travel to the replay, are stored there and reach the learner unchanged.
+
+Nothing is unpacked before all sizes are found to be allowed. What can be checked without the bytes, which is
+the layout of the columns, is checked once for all trajectories that have the same one.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from shoal import codec
+from shoal.config.tree import LimitsSection
+from shoal.errors import InvalidArgumentError, LimitError
+from shoal.layout import MAX_COLUMNS, ColumnSpec, Layout, plan_layout
+from shoal.records import FIRST, Columns, Episode, Trajectory
+from shoal.v1 import trajectory_pb2
+from shoal.wire.tensors import (
+    CODEC_TO_PROTO,
+    DTYPE_TO_PROTO,
+    codec_from_proto,
+    dtype_from_proto,
+    shape_from_proto,
+)
+
+# Hundreds of columns with long names.
+MAX_LAYOUT_BYTES = 1 << 16
+# More than there are kinds of senders; together they are small whatever a stranger sends.
+MAX_KNOWN_LAYOUTS = 64
+# Two bytes can be an episode: without a bound a small message would take seconds and gigabytes. As many
+# as 8192 environments can end in an unroll of 16 steps, the shortest episode taking two.
+MAX_EPISODES = 1 << 16
+MAX_FIELDS = MAX_COLUMNS + MAX_EPISODES
+
+_DELTA_LZ4 = codec.Codec.DELTA_LZ4
+# Bytes of a field of 64 or 32 bits, by its wire type.
+_FIXED_BYTES = {1: 8, 5: 4}
+
+
+def encode_trajectory(trajectory: Trajectory) -> bytes:
+    """The bytes that travel to the replay, are stored there and reach the learner unchanged."""
+    message = trajectory_pb2.Trajectory(stream=trajectory.stream, first_step=trajectory.first_step)
+    _write_columns(trajectory.columns, message)
+    for episode in trajectory.episodes:
+        message.episodes.add(episode_return=episode.episode_return, num_steps=episode.num_steps)
+    return message.SerializeToString()
+
+
+def decode_trajectory(payload: bytes, limits: LimitsSection) -> Trajectory:
+    """Parse and check a trajectory completely: sizes first, then CRCs, contents and shapes."""
+    message = _parse(payload)
+    layout, num_steps = _trajectory_layout(
+        message.layout, limits.max_tensor_bytes, limits.max_trajectory_bytes
+    )
+    if len(message.episodes) > num_steps:
+        raise LimitError(
+            f"trajectory of {num_steps} steps says that {len(message.episodes)} episodes ended in it"
+        )
+    columns = _read_columns(message, layout)
+    episodes = tuple([_episode_from_proto(episode) for episode in message.episodes])
+    return Trajectory(columns, episodes, message.stream, message.first_step)
+
+
+def decode_sequence(payloads: Sequence[bytes], limits: LimitsSection) -> Trajectory:
+    """Consecutive unrolls of one stream as one trajectory: the rows of each but its last, then the last row.
+
+    The episodes of all in order; `stream` and `first_step` of the first. One payload is decoded as it is.
+    Together they are bounded by `limits.max_trajectory_bytes`.
+    """
+    if not payloads:
+        raise InvalidArgumentError("sequence of no trajectories: at least one is needed")
+    unrolls = [decode_trajectory(payloads[0], limits)]
+    num_bytes = _nbytes(unrolls[0])
+    for payload in payloads[1:]:
+        unrolls.append(decode_trajectory(payload, limits))
+        num_bytes += _nbytes(unrolls[-1])
+        if num_bytes > limits.max_trajectory_bytes:
+            raise LimitError(
+                f"sequence of {len(payloads)} trajectories has more than {limits.max_trajectory_bytes} bytes "
+                "(limits.max_trajectory_bytes)"
+            )
+        _check_continues(unrolls[-2], unrolls[-1])
+    if len(unrolls) == 1:
+        return unrolls[0]
+    columns = {
+        name: np.concatenate([*(unroll.columns[name][:-1] for unroll in unrolls[:-1]), last])
+        for name, last in unrolls[-1].columns.items()
+    }
+    episodes = tuple(episode for unroll in unrolls for episode in unroll.episodes)
+    return Trajectory(columns, episodes, unrolls[0].stream, unrolls[0].first_step)
+
+
+def encode_columns(columns: Columns) -> bytes:
+    """Rows (the same number in every column) as bytes that `decode_columns` takes."""
+    message = trajectory_pb2.Trajectory()
+    _write_columns(columns, message)
+    return message.SerializeToString()
+
+
+def decode_columns(payload: bytes, limits: LimitsSection) -> Columns:
+    """Parse and check rows: `limits.max_trajectory_bytes` bounds all of them together."""
+    message = _parse(payload)
+    layout = _layout_from_proto(message.layout, limits.max_tensor_bytes, limits.max_trajectory_bytes)
+    shapes = {slot.name: list(slot.shape) for slot in layout.slots}
+    if not all(shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        raise InvalidArgumentError(f"columns must have the same number of rows, not shapes {shapes}")
+    return _read_columns(message, layout)
+
+
+def _write_columns(columns: Columns, message: trajectory_pb2.Trajectory) -> None:
+    arrays = {name: codec.encodable(array) for name, array in columns.items()}
+    message.layout, layout = _layout_of(tuple([(n, a.dtype, a.shape) for n, a in arrays.items()]))
+    for slots in layout.blocks:
+        if len(slots) == 1:
+            packed = codec.pack_array(arrays[slots[0].name])
+        else:
+            packed = codec.pack_bytes(b"".join([arrays[slot.name].tobytes() for slot in slots]))
+        # Written in place: messages made one by one would be copied into each other.
+        message.blocks.add(codec=CODEC_TO_PROTO[packed.codec], crc32c=packed.crc32c, data=packed.data)
+
+
+def _read_columns(message: trajectory_pb2.Trajectory, layout: Layout) -> Columns:
+    """Nothing is unpacked before all sizes are found to be allowed, as a layout's are."""
+    if len(message.blocks) != len(layout.blocks):
+        raise InvalidArgumentError(
+            f"trajectory has {len(message.blocks)} blocks, its layout has {len(layout.blocks)}"
+        )
+    raws = []
+    differences = set()
+    for number, block in enumerate(message.blocks):
+        how = codec_from_proto(block.codec)
+        raws.append(codec.unpack_bytes(how, block.crc32c, block.data, layout.block_bytes[number]))
+        if how is _DELTA_LZ4:
+            if len(layout.blocks[number]) > 1:
+                raise InvalidArgumentError("delta coding is for one column of frames, not for several")
+            differences.add(layout.blocks[number][0].name)
+    for number, begin, end in layout.bools:
+        codec.check_bools(raws[number][begin:end])
+    columns: Columns = {
+        name: np.ndarray(shape, dtype, raws[block], offset)
+        for name, dtype, shape, block, offset, _ in layout.slots
+    }
+    for name in differences:
+        codec.add_differences(columns[name])
+    return columns
+
+
+@lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _layout_of(arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]) -> tuple[bytes, Layout]:
+    """Of arrays that are to be sent: serialised, and as a plan. Limits are the receiver's."""
+    message = trajectory_pb2.Layout()
+    for name, dtype, shape in arrays:
+        message.columns.add(name=name, dtype=DTYPE_TO_PROTO[dtype.name], shape=shape)
+    specs = [ColumnSpec(name, dtype.name, shape) for name, dtype, shape in arrays]
+    return message.SerializeToString(deterministic=True), plan_layout(specs, sys.maxsize, sys.maxsize)
+
+
+@lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _layout_from_proto(data: bytes, max_column_bytes: int, max_bytes: int) -> Layout:
+    """Parsed and checked; what is refused is not remembered."""
+    if len(data) > MAX_LAYOUT_BYTES:
+        raise LimitError(f"layout of {len(data)} bytes: at most {MAX_LAYOUT_BYTES} are allowed")
+    try:
+        message = trajectory_pb2.Layout.FromString(data)
+    except DecodeError:
+        raise InvalidArgumentError("trajectory's layout is no Layout message") from None
+    specs = []
+    for column in message.columns:
+        shape = shape_from_proto(column.shape)
+        specs.append(ColumnSpec(column.name, dtype_from_proto(column.dtype), shape))
+    return plan_layout(specs, max_column_bytes, max_bytes)
+
+
+@lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
+def _trajectory_layout(data: bytes, max_column_bytes: int, max_bytes: int) -> tuple[Layout, int]:
+    """A layout of columns [T+1, E, ...], and T x E."""
+    layout = _layout_from_proto(data, max_column_bytes, max_bytes)
+    num_rows, num_envs = _leading_axes(layout)
+    return layout, (num_rows - 1) * num_envs
+
+
+def _leading_axes(layout: Layout) -> tuple[int, int]:
+    """T+1 and E."""
+    slots = {slot.name: slot for slot in layout.slots}
+    if FIRST not in slots:
+        raise InvalidArgumentError(f"trajectory has no column {FIRST!r}, only {sorted(slots)}")
+    first = slots[FIRST]
+    leading = first.shape
+    if len(leading) != 2 or leading[0] < 2 or leading[1] < 1 or first.dtype != np.bool_:
+        raise InvalidArgumentError(
+            f"column {FIRST!r} is {first.dtype}{list(leading)} instead of bool[T+1, E] with T, E >= 1"
+        )
+    for slot in layout.slots:
+        if slot.shape[:2] != leading:
+            raise InvalidArgumentError(
+                f"column {slot.name!r} has shape {list(slot.shape)}, others start with {list(leading)}"
+            )
+    return leading[0], leading[1]
+
+
+def _episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
+    if not math.isfinite(message.episode_return) or message.num_steps < 1:
+        raise InvalidArgumentError(
+            f"episode of {message.num_steps} steps with a return of {message.episode_return}: "
+            "a finite return and at least one step are needed"
+        )
+    return Episode(message.episode_return, message.num_steps)
+
+
+def _parse(payload: bytes) -> trajectory_pb2.Trajectory:
+    """The message, its number of fields within bounds and none of its tensors unpacked yet."""
+    try:
+        # A field has two bytes or more.
+        if len(payload) > 2 * MAX_FIELDS:
+            _check_num_fields(payload)
+        message = trajectory_pb2.Trajectory.FromString(payload)
+    except (DecodeError, IndexError):
+        raise InvalidArgumentError("payload is no Trajectory message") from None
+    return message
+
+
+def _nbytes(trajectory: Trajectory) -> int:
+    return sum(array.nbytes for array in trajectory.columns.values())
+
+
+def _check_continues(before: Trajectory, unroll: Trajectory) -> None:
+    end = before.first_step + before.unroll_length
+    if (unroll.stream, unroll.first_step) != (before.stream, end):
+        raise InvalidArgumentError(
+            f"trajectories are not consecutive: step {end} of stream {before.stream} is followed by "
+            f"step {unroll.first_step} of stream {unroll.stream}"
+        )
+    signatures = [
+        {name: (array.dtype.name, array.shape[1:]) for name, array in t.columns.items()}
+        for t in (before, unroll)
+    ]
+    if signatures[0] != signatures[1]:
+        raise InvalidArgumentError(
+            f"consecutive trajectories differ in their columns: {signatures[0]} and {signatures[1]}"
+        )
+
+
+def _check_num_fields(payload: bytes) -> None:
+    """Count the columns and episodes of a serialised trajectory before anything is made of them.
+
+    What is malformed is left to the parser, or raises IndexError.
+    """
+    at = count = 0
+    end = len(payload)
+    while at < end:
+        count += 1
+        if count > MAX_FIELDS:
+            raise LimitError(
+                f"trajectory has more than {MAX_COLUMNS} columns and {MAX_EPISODES} episodes: "
+                "send shorter unrolls or smaller groups"
+            )
+        tag, at = _varint(payload, at)
+        kind = tag & 7
+        if kind == 2:
+            length, at = _varint(payload, at)
+            at += length
+        elif kind == 0:
+            _, at = _varint(payload, at)
+        elif kind in _FIXED_BYTES:
+            at += _FIXED_BYTES[kind]
+        else:
+            raise IndexError
+
+
+def _varint(payload: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits, seven to a byte, and where it ends."""
+    value = payload[at]
+    if value < 0x80:
+        return value, at + 1
+    value &= 0x7F
+    for shift in range(7, 70, 7):
+        at += 1
+        byte = payload[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at + 1
+    raise IndexError
