@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,8 +189,7 @@ class Shard:
         if priorities is not None and not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise Refused("a priority is not a finite number of at least 0", "not_finite")
         try:
-            insertion.trajectories = self._decode(insertion.payloads)
-            into.check(insertion)
+            into.check(insertion, self._decode(insertion.payloads))
         except InvalidArgumentError:
             raise
         except Exception:
@@ -198,10 +197,9 @@ class Shard:
             log.exception("cannot check an append of %d bytes", insertion.num_bytes)
             raise InvalidArgumentError("internal error while checking, see the shard's log") from None
 
-    def _decode(self, payloads: Sequence[bytes]) -> tuple[Trajectory, ...]:
+    def _decode(self, payloads: Sequence[bytes]) -> Iterator[Trajectory]:
         """All of an append at once must not take more memory than one large trajectory may."""
         most = self._limits.max_trajectory_bytes
-        trajectories = []
         num_bytes = 0
         for payload in payloads:
             trajectory = decode_trajectory(payload, self._limits)
@@ -211,8 +209,7 @@ class Shard:
                     f"append of {len(payloads)} trajectories has more than {most} bytes once unpacked "
                     "(limits.max_trajectory_bytes): raise it or send fewer at once"
                 )
-            trajectories.append(trajectory)
-        return tuple(trajectories)
+            yield trajectory
 
     def _table(self, name: str) -> StoredTable:
         if self._unavailable == OPENING:

@@ -85,33 +85,51 @@ class Signature:
         else:
             self._declared = known
 
-    def check(self, *trajectories: Trajectory) -> None:
-        """Of one append. Raises Refused if one of them does not fit; otherwise, the first time, fixes all.
+    def fit(self) -> Fit:
+        """To check an append with; if that is stored, `fix` it."""
+        return Fit(self._columns, self._unroll_length, self._declared, self._fixes_unroll_length)
 
-        Each is complete by itself, as `shoal.wire.decode_trajectory` sees to.
-        """
-        columns = self._columns or self._first_columns(trajectories[0])
-        unroll_length = self._unroll_length
-        if self._fixes_unroll_length and unroll_length is None:
-            unroll_length = trajectories[0].unroll_length
-        for trajectory in trajectories:
-            _check_columns(trajectory, columns)
-            if self._fixes_unroll_length and trajectory.unroll_length != unroll_length:
-                raise Refused(_other_length(trajectory, columns, unroll_length), "signature")
-            _check_values(trajectory, columns)
-        self._columns = columns
-        self._unroll_length = unroll_length
+    def fix(self, fit: Fit) -> None:
+        """What the append was like is what all have to be like from now on."""
+        self._columns, self._unroll_length = fit.columns, fit.unroll_length
 
     def _known(self) -> tuple[ArraySpec, ...]:
         if self._columns:
             return tuple(column.spec for column in self._columns.values())
         return tuple(self._declared.values())
 
-    def _first_columns(self, trajectory: Trajectory) -> dict[str, _Column]:
-        """Those of the first insert, with what was declared of them; what was declared must be there."""
-        specs = {spec.name: spec for spec in _specs_of(trajectory)}
-        specs.update(self._declared)
-        return {name: _column(spec) for name, spec in specs.items()}
+
+class Fit:
+    """The trajectories of an append against a signature, or against the first of them if there is none."""
+
+    def __init__(
+        self,
+        columns: dict[str, _Column],
+        unroll_length: int | None,
+        declared: dict[str, ArraySpec],
+        fixes_unroll_length: bool,
+    ) -> None:
+        self.columns = columns
+        self.unroll_length = unroll_length
+        self._declared = declared
+        self._fixes_unroll_length = fixes_unroll_length
+
+    def check(self, trajectory: Trajectory) -> None:
+        """Raises Refused if it does not fit.
+
+        It is complete by itself, as `shoal.wire.decode_trajectory` sees to.
+        """
+        if not self.columns:
+            # What was declared must be there.
+            specs = {spec.name: spec for spec in _specs_of(trajectory)} | self._declared
+            self.columns = {name: _column(spec) for name, spec in specs.items()}
+        _check_columns(trajectory, self.columns)
+        if self._fixes_unroll_length:
+            if self.unroll_length is None:
+                self.unroll_length = trajectory.unroll_length
+            if trajectory.unroll_length != self.unroll_length:
+                raise Refused(_other_length(trajectory, self.columns, self.unroll_length), "signature")
+        _check_values(trajectory, self.columns)
 
 
 def _check_columns(trajectory: Trajectory, columns: dict[str, _Column]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -108,25 +109,19 @@ class StoredTable:
         if self._payloads is not None:
             self._payloads.close()
 
-    def check(self, insertion: Insertion) -> None:
-        """Raises InvalidArgumentError for what this table can never store.
+    def check(self, insertion: Insertion, trajectories: Iterable[Trajectory]) -> None:
+        """Take over what the append holds. Raises InvalidArgumentError for what this table can never store.
 
-        Drops what the table does not need of the trajectories: the insertion may have to wait for its turn.
+        One after another: of what is unpacked, only what the table needs is kept, and memory used again.
         """
-        # The first append that passes everything else is what fixes the signature.
-        is_first = not self.signature.specs
-        if not is_first:
-            self.signature.check(*insertion.trajectories)
+        fit = self.signature.fit()
+        kept = []
+        for trajectory in trajectories:
+            fit.check(trajectory)
+            kept.append(trajectory if self._settings.kind == "transition" else _without_columns(trajectory))
+        insertion.trajectories = tuple(kept)
         self.table.check(insertion)
-        if is_first:
-            self.signature.check(*insertion.trajectories)
-        if self._settings.kind != "transition":
-            insertion.trajectories = tuple(
-                [
-                    Trajectory({FIRST: unpacked.columns[FIRST]}, (), unpacked.stream, unpacked.first_step)
-                    for unpacked in insertion.trajectories
-                ]
-            )
+        self.signature.fix(fit)
 
     async def has_room(self, timeout_s: float) -> bool:
         """Whether an insert may go, as far as its files are concerned; waits for that."""
@@ -209,3 +204,10 @@ class StoredTable:
             settings.max_items, settings.max_ram_bytes, self._files, self._directory
         )
         return SequenceTable(name, settings, sink, self._payloads, clock)
+
+
+def _without_columns(trajectory: Trajectory) -> Trajectory:
+    """All but the one that tells its size."""
+    # Copied, or the block that it shares with others would stay.
+    first = {FIRST: trajectory.columns[FIRST].copy()}
+    return Trajectory(first, (), trajectory.stream, trajectory.first_step)

@@ -311,8 +311,8 @@ def test_what_waits_for_its_turn_holds_no_unpacked_columns_that_its_table_does_n
         ("sequence", ["first"]),
         ("transition", list(unpacked.columns)),
     ):
-        insertion = Insertion(LIFE, 0, (encode_trajectory(unpacked),), (unpacked,))
-        shard.tables[name].check(insertion)
+        insertion = Insertion(LIFE, 0, (encode_trajectory(unpacked),), ())
+        shard.tables[name].check(insertion, iter([unpacked]))
         (left,) = insertion.trajectories
         assert list(left.columns) == kept
         assert (left.unroll_length, left.num_envs) == (unpacked.unroll_length, unpacked.num_envs)

@@ -30,10 +30,18 @@ def trajectory(*, steps: int = 4, envs: int = 2, **changed: np.ndarray | None) -
     return Trajectory({name: array for name, array in given.items() if changed.get(name, array) is not None})
 
 
+def check(signature: Signature, *trajectories: Trajectory) -> None:
+    """An append that is stored if it fits."""
+    fit = signature.fit()
+    for trajectory in trajectories:
+        fit.check(trajectory)
+    signature.fix(fit)
+
+
 def refusal(signature: Signature, *trajectories: Trajectory) -> tuple[str, str]:
     """The reason and the message, which is one line."""
     with pytest.raises(Refused) as caught:
-        signature.check(*trajectories)
+        check(signature, *trajectories)
     assert isinstance(caught.value, InvalidArgumentError)
     assert caught.value.reason in REJECT_REASONS
     message = str(caught.value)
@@ -44,23 +52,23 @@ def refusal(signature: Signature, *trajectories: Trajectory) -> tuple[str, str]:
 def fixed(*declared: ArraySpec, **kwargs: bool) -> Signature:
     signature = Signature(**kwargs)
     signature.declared(declared)
-    signature.check(trajectory())
+    check(signature, trajectory())
     return signature
 
 
 def test_the_first_insert_fixes_columns_types_and_shapes_but_no_sizes() -> None:
     signature = Signature()
     assert signature.specs == ()
-    signature.check(trajectory())
+    check(signature, trajectory())
     assert signature.specs == (
         ArraySpec(OBSERVATION, "float32", (3,)),
         ArraySpec(ACTION, "int64", ()),
         ArraySpec(REWARD, "float32", ()),
         ArraySpec(FIRST, "bool", ()),
     )
-    signature.check(trajectory(steps=9, envs=1))
+    check(signature, trajectory(steps=9, envs=1))
     other_order = dict(reversed(trajectory().columns.items()))
-    signature.check(Trajectory(other_order))
+    check(signature, Trajectory(other_order))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,7 @@ def test_other_columns_are_refused_with_both_signatures(
     assert message == (
         f"{first}. Received: {received}. The table has: {MINE}. Send the same columns, or use another table"
     )
-    signature.check(trajectory())
+    check(signature, trajectory())
 
 
 def test_a_renamed_column_is_another_one() -> None:
@@ -115,7 +123,7 @@ def test_an_append_that_is_refused_fixes_nothing() -> None:
     assert refusal(signature, bad)[0] == "not_finite"
     assert refusal(signature, trajectory(steps=5), trajectory(steps=6))[0] == "signature"
     assert signature.specs == ()
-    signature.check(trajectory(), trajectory(envs=1))
+    check(signature, trajectory(), trajectory(envs=1))
     assert len(signature.specs) == 5
 
 
@@ -125,7 +133,7 @@ def test_sequences_have_one_length() -> None:
     assert reason == "signature"
     assert message.startswith("unroll of 5 steps, but those of the table have 4. Received: ")
     assert f"Received: {MINE}, 5 steps. The table has: {MINE}, 4 steps. " in message
-    signature.check(trajectory())
+    check(signature, trajectory())
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -134,7 +142,7 @@ def test_floats_must_be_finite(dtype: type, value: float) -> None:
     good = np.zeros((5, 2), dtype)
     good[:] = np.finfo(dtype).max
     signature = Signature()
-    signature.check(trajectory(reward=good))
+    check(signature, trajectory(reward=good))
     bad = good.copy()
     bad[3, 1] = value
     reason, message = refusal(signature, trajectory(reward=bad))
@@ -144,19 +152,19 @@ def test_floats_must_be_finite(dtype: type, value: float) -> None:
 
 def test_categories_must_be_in_range() -> None:
     signature = fixed(ACTION_OF_4)
-    signature.check(trajectory(action=np.array([[0, 3]] * 5)))
+    check(signature, trajectory(action=np.array([[0, 3]] * 5)))
     for bad in (4, -1, 2**62):
         reason, message = refusal(signature, trajectory(action=np.array([[0, 3]] * 4 + [[bad, 0]])))
         assert reason == "range"
         assert message == f"column action holds {bad}, but has 4 categories: 0 to 3 are allowed"
     # The control: without declared categories any number goes.
-    fixed().check(trajectory(action=np.array([[0, 2**62]] * 5)))
+    check(fixed(), trajectory(action=np.array([[0, 2**62]] * 5)))
 
 
 def test_empty_columns_are_in_range() -> None:
     signature = Signature()
     signature.declared([ArraySpec("nothing", "int64", (0,), num_categories=3)])
-    signature.check(trajectory(nothing=np.zeros((5, 2, 0), np.int64)))
+    check(signature, trajectory(nothing=np.zeros((5, 2, 0), np.int64)))
 
 
 def test_what_was_declared_binds_the_first_insert() -> None:
@@ -169,7 +177,7 @@ def test_what_was_declared_binds_the_first_insert() -> None:
     assert message.startswith("column observation float32[8] is missing")
     # Hellos alone fix nothing that would be kept.
     assert signature.specs == ()
-    signature.check(trajectory(observation=np.ones((5, 2, 8), np.float32)))
+    check(signature, trajectory(observation=np.ones((5, 2, 8), np.float32)))
     assert ACTION_OF_4 in signature.specs
 
 
@@ -191,7 +199,7 @@ def test_declarations_must_agree_with_each_other_and_with_the_table(make: Callab
         assert f"column {other.describe()} differs from the table's" in str(caught.value)
         assert re.search(r"Received: .*The table has: .*action int64\[\] of 4 categories", str(caught.value))
     # Nothing of what was refused is left: 9 categories of reward would refuse this.
-    signature.check(trajectory(reward=np.full((5, 2), 100, np.float32)))
+    check(signature, trajectory(reward=np.full((5, 2), 100, np.float32)))
     assert refusal(signature, trajectory(action=np.full((5, 2), 4)))[0] == "range"
 
 
@@ -211,7 +219,7 @@ def test_survives_a_restart_through_the_journal() -> None:
     after = Signature(fixes_unroll_length=True)
     after.restore([array_spec_from_proto(array_spec_to_proto(spec)) for spec in before.specs])
     assert after.specs == before.specs
-    after.check(trajectory())
+    check(after, trajectory())
     assert refusal(after, trajectory(steps=5))[0] == "signature"
     assert refusal(after, trajectory(reward=None))[0] == "signature"
     assert refusal(after, trajectory(action=np.full((5, 2), 4)))[0] == "range"
@@ -219,7 +227,7 @@ def test_survives_a_restart_through_the_journal() -> None:
         after.declared([ArraySpec(ACTION, "int64", (), num_categories=5)])
     # As of a table that never had an insert.
     after.restore(())
-    after.check(trajectory(steps=7, reward=None))
+    check(after, trajectory(steps=7, reward=None))
 
 
 def test_hostile_names_make_neither_long_nor_several_lines() -> None:
