@@ -28,7 +28,7 @@ from shoal.records import ArraySpec, Life
 from shoal.rpc.server import RpcServer
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
-from shoal.wire import array_spec_from_proto, check_protocol_version, columns_to_proto
+from shoal.wire import array_spec_from_proto, check_protocol_version, write_columns
 
 # Appends of one stream that wait for their answer here; beyond that they wait at the sender.
 MAX_PENDING_APPENDS = 64
@@ -197,5 +197,5 @@ def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
         message.keys.extend(transitions.keys.tolist())
         message.masses.extend(transitions.masses.tolist())
         # Rows from all over the table hardly shrink.
-        message.columns.extend(columns_to_proto(transitions.columns, compress=False))
+        write_columns(transitions.columns, message.columns, compress=False)
     return response

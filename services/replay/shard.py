@@ -2,8 +2,8 @@
 
 Called by the servicer and by the in-process client, on the event loop. Every payload is decoded once,
 completely and within the limits, and compared with the table's signature before it is stored: a sampler can
-decode whatever it meets. Decoding happens on the loop, one trajectory after another, so that it never takes more
-memory than one append.
+decode whatever it meets. Decoding happens on the loop, one trajectory after another, so that it never takes
+more memory than one append.
 
 An append is acked once it is as safe as the table's durability promises. If its time is up while it is
 stored but not that safe, it is answered PENDING, and its resend waits until the fate of the first is known.

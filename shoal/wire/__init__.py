@@ -11,7 +11,7 @@ from shoal.wire.specs import (
     spec_from_proto,
     spec_to_proto,
 )
-from shoal.wire.tensors import columns_from_proto, columns_to_proto, tensor_from_proto, tensor_to_proto
+from shoal.wire.tensors import columns_from_proto, tensor_from_proto, tensor_to_proto, write_columns
 from shoal.wire.trajectories import (
     decode_columns,
     decode_sequence,
@@ -25,7 +25,6 @@ __all__ = [
     "array_spec_to_proto",
     "check_protocol_version",
     "columns_from_proto",
-    "columns_to_proto",
     "decode_columns",
     "decode_sequence",
     "decode_trajectory",
@@ -35,4 +34,5 @@ __all__ = [
     "spec_to_proto",
     "tensor_from_proto",
     "tensor_to_proto",
+    "write_columns",
 ]

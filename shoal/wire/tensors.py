@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 
 from shoal import codec
 from shoal.errors import InvalidArgumentError, LimitError
@@ -27,12 +28,12 @@ def tensor_from_proto(message: tensor_pb2.Tensor, max_bytes: int) -> np.ndarray:
     return codec.decode(_encoded_of(message), max_bytes)
 
 
-def columns_to_proto(columns: Columns, *, compress: bool) -> list[tensor_pb2.NamedTensor]:
-    messages = []
+def write_columns(
+    columns: Columns, field: RepeatedCompositeFieldContainer[tensor_pb2.NamedTensor], *, compress: bool
+) -> None:
+    """In place: a message that is given to another one is copied, data and all."""
     for name, array in columns.items():
-        messages.append(tensor_pb2.NamedTensor(name=name))
-        _write_tensor(array, messages[-1].tensor, compress=compress)
-    return messages
+        _write_tensor(array, field.add(name=name).tensor, compress=compress)
 
 
 def columns_from_proto(messages: Iterable[tensor_pb2.NamedTensor], max_bytes: int) -> Columns:

@@ -14,6 +14,8 @@ from typing import Protocol
 
 log = logging.getLogger(__name__)
 
+# What a disk takes longer for than this is reported while it lasts.
+SLOW_S = 5.0
 # Buffers that one call may write (IOV_MAX of Linux and macOS).
 _MAX_BUFFERS = 1024
 

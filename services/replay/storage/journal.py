@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.replay.storage.files import Files, RealFiles, why
+from services.replay.storage.files import SLOW_S, Files, RealFiles, why
 from services.replay.storage.segments import Generation, Segment, SegmentLog, SegmentNeeded, last_state
 from shoal.config.tables import TableSection
 from shoal.errors import UnavailableError
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 # Recorded and not yet safe: above this inserts wait.
 MAX_PENDING_BYTES = 64 << 20
-# A write that takes longer than this is reported.
-SLOW_S = 5.0
 # A segment is at least this many times its state, however small segments should be.
 _MIN_STATES_PER_SEGMENT = 4
 # Two new segments, to free old ones, are begun early when they free this many: more than in a steady flow,

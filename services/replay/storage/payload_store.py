@@ -23,7 +23,7 @@ import numpy as np
 from crc32c import crc32c
 
 from services.replay.object_column import ObjectColumn
-from services.replay.storage.files import Files, RealFiles, why
+from services.replay.storage.files import SLOW_S, Files, RealFiles, why
 from shoal.journal.events import Location, StoredPayload
 from shoal.journal.reader import segment_name
 from shoal.metrics import Clock
@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 _NUM_THREADS = 4
 _MAX_OPEN_FILES = 64
-# A read that takes longer than this is reported.
-SLOW_S = 5.0
 
 
 class Place(NamedTuple):

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from services.replay.storage.files import Files, RealFiles, try_to_delete, why
+from services.replay.storage.files import SLOW_S, Files, RealFiles, try_to_delete, why
 from services.replay.storage.recovery import TEMPORARY_SUFFIX
 from services.replay.storage.segments import OpenSegment, Packed, Segment, holds_any
 from services.replay.storage.threads import in_thread
@@ -32,6 +32,7 @@ from shoal.config.tables import TableSection
 from shoal.journal.events import Inserted, SeenLife, TableState
 from shoal.journal.format import Record, record_bytes
 from shoal.journal.reader import segment_name
+from shoal.metrics import Clock
 from shoal.records import ArraySpec
 from shoal.rpc.backoff import Backoff
 
@@ -74,12 +75,12 @@ class Snapshots:
         next_segment: int,
         files: Files | None = None,
         segments: Sequence[Segment] = (),
+        clock: Clock = time.monotonic,
     ) -> None:
         """`segments` are the files that recovery found: they hold all that is in the table now.
 
         Whatever happens to a table must change a counter in its state: otherwise no snapshot is needed.
         """
-        self.degraded = ""
         # All items with smaller keys that are still there are in the files.
         self.saved_below = save().next_key
         self._directory = directory
@@ -91,6 +92,11 @@ class Snapshots:
         self._numbers = itertools.count(next_segment)
         self._files = files or RealFiles()
         self._segments = tuple(segments)
+        self._clock = clock
+        # Why the last one failed.
+        self._failure = ""
+        # Since when a thread is at work on the files.
+        self._busy_since: float | None = None
         # What the last snapshot was made of, to see whether anything has happened since.
         self._mark: _Mark | None = None
         # A failed snapshot whose files are not deleted yet.
@@ -102,6 +108,15 @@ class Snapshots:
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
+
+    @property
+    def degraded(self) -> str:
+        """Why there are no new snapshots, or why they take long; empty if all is well."""
+        since = self._busy_since
+        took_s = 0.0 if since is None else self._clock() - since
+        if not self._failure and took_s > SLOW_S:
+            return f"the disk is slow: a write of a snapshot has taken {took_s:.0f} s so far"
+        return self._failure
 
     @property
     def disk_bytes(self) -> int:
@@ -154,9 +169,9 @@ class Snapshots:
         self._leftover = writing = _Writing(self._files, self._directory, self._numbers, self._segment_bytes)
         state = await self._write(writing, begun)
         self._leftover = None
-        if self.degraded:
+        if self._failure:
             log.warning("table %s: snapshots are written again", self._directory)
-        self.degraded = ""
+        self._failure = ""
         self.saved_below = begun.next_key
         self._mark = mark
         self._segments += writing.segments
@@ -196,19 +211,23 @@ class Snapshots:
             self._leftover = None
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await in_thread("snapshots", function, *arguments)
+        self._busy_since = self._clock()
+        try:
+            return await in_thread("snapshots", function, *arguments)
+        finally:
+            self._busy_since = None
 
     def _failed(self, error: Exception) -> None:
         is_expected = isinstance(error, OSError)
         reason = why(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        if not self.degraded:
+        if not self._failure:
             log.error(
                 "table %s: cannot write a snapshot: %s; the last one stays, tried again",
                 self._directory,
                 reason,
                 exc_info=None if is_expected else error,
             )
-        self.degraded = reason
+        self._failure = reason
 
     def _delete_old(self, segments: tuple[Segment, ...], state: TableState) -> tuple[Segment, ...]:
         """Delete the files that this state, which is on the disk, does not need; returns the others."""

@@ -30,6 +30,7 @@ class Sink:
 class Rig:
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.directory = directory
+        self.now_s = 1000.0
         self.files = FaultyFiles()
         found = recovered(directory)
         self.table = found.table
@@ -42,6 +43,7 @@ class Rig:
             found.report.next_segment,
             self.files,
             found.report.segments,
+            clock=lambda: self.now_s,
         )
 
     def insert(self, num_items: int) -> None:
@@ -66,6 +68,24 @@ def test_each_snapshot_adds_what_came_since_the_last(tmp_path: Path) -> None:
         print(f"bytes written by 4 snapshots after 100 inserts each: {sizes}")
         assert max(sizes) < 1.2 * min(sizes)
         await rig.snapshots.close()
+
+    run(main())
+
+
+def test_a_disk_that_hangs_is_shown_while_it_hangs(tmp_path: Path) -> None:
+    async def main() -> None:
+        rig = Rig(tmp_path / "t")
+        rig.insert(10)
+        rig.files.may_append.clear()
+        writing = asyncio.create_task(rig.snapshots.snapshot())
+        while not rig.files.appending.is_set():
+            await asyncio.sleep(0)
+        assert rig.snapshots.degraded == ""
+        rig.now_s += 6.0
+        assert rig.snapshots.degraded == "the disk is slow: a write of a snapshot has taken 6 s so far"
+        rig.files.may_append.set()
+        assert await writing
+        assert rig.snapshots.degraded == ""
 
     run(main())
 
