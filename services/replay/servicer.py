@@ -20,15 +20,16 @@ from prometheus_client import Gauge
 
 from services.replay.metrics import ReplayMetrics
 from services.replay.read_ahead import ReadAhead
-from services.replay.tables import DRAINING
+from services.replay.tables import DRAINING, MAX_PAYLOADS
 from shoal.clients.replay_grpc import ACCEPTED_KEY
 from shoal.clients.replay_shard import Ack, Append, Outcome, PendingAck, ReplayBackend, Sampled
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError, LimitError, UnavailableError
 from shoal.records import ArraySpec, Life
 from shoal.rpc.server import RpcServer
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
 from shoal.wire import array_spec_from_proto, check_protocol_version, write_columns
+from shoal.wire.fields import count_fields, fields
 
 # Appends of one stream that wait for their answer here; beyond that they wait at the sender.
 MAX_PENDING_APPENDS = 64
@@ -37,6 +38,16 @@ MAX_PENDING_SAMPLES = 1024
 
 # As many as a trajectory has columns.
 MAX_DECLARED = 256
+# What has more fields is refused before it is parsed; too many trajectories are then refused as such.
+MAX_APPEND_FIELDS = 4 * MAX_PAYLOADS
+# Before it is parsed: names and shapes of the declared columns, and little else.
+MAX_HELLO_BYTES = 1 << 20
+# Of one call: thousands of batches.
+MAX_UPDATES = 1 << 20
+MAX_UPDATE_BYTES = 24 << 20
+
+SERVICE = "shoal.v1.ReplayService"
+_HELLO = pb.AppendRequest.HELLO_FIELD_NUMBER
 
 _OUTCOMES = {outcome: pb.AppendResponse.Outcome.Value(f"OUTCOME_{outcome.name}") for outcome in Outcome}
 
@@ -51,7 +62,7 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         self._sample_readers: set[ReadAhead[pb.SampleRequest]] = set()
 
     def add_to(self, server: RpcServer) -> None:
-        server.add(pb_grpc.add_ReplayServiceServicer_to_server, self, "shoal.v1.ReplayService")
+        server.add(_register, self, SERVICE)
 
     async def Append(self, _requests: Any, context: Any) -> None:
         hello = await context.read()
@@ -95,6 +106,8 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
     async def UpdatePriorities(
         self, request: pb.UpdatePrioritiesRequest, context: Any
     ) -> pb.UpdatePrioritiesResponse:
+        if max(len(request.keys), len(request.priorities)) > MAX_UPDATES:
+            raise LimitError(f"update of {len(request.keys)} priorities: at most {MAX_UPDATES} are allowed")
         keys, priorities = np.array(request.keys, np.uint64), np.array(request.priorities, np.float64)
         done = self._backend.update_priorities(request.table, keys, priorities)
         return pb.UpdatePrioritiesResponse(num_updated=done.num_updated, num_gone=done.num_gone)
@@ -115,6 +128,45 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
     @property
     def num_sample_streams(self) -> int:
         return len(self._sample_readers)
+
+
+def _register(servicer: ReplayServicer, server: grpc.aio.Server) -> None:
+    """As the generated code does it, but with parsers that count first."""
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Append": grpc.stream_stream_rpc_method_handler(
+            servicer.Append, _parse_append, pb.AppendResponse.SerializeToString
+        ),
+        "Sample": grpc.stream_stream_rpc_method_handler(
+            servicer.Sample, pb.SampleRequest.FromString, pb.SampleResponse.SerializeToString
+        ),
+        "UpdatePriorities": grpc.unary_unary_rpc_method_handler(
+            servicer.UpdatePriorities, _parse_update, pb.UpdatePrioritiesResponse.SerializeToString
+        ),
+        "Stats": grpc.unary_unary_rpc_method_handler(
+            servicer.Stats, pb.StatsRequest.FromString, pb.StatsResponse.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+def _parse_append(data: bytes) -> pb.AppendRequest:
+    """Counted first: a message of a few megabytes may name millions of columns or trajectories."""
+    # A field has two bytes or more.
+    if len(data) > 2 * MAX_APPEND_FIELDS:
+        num_fields = 0
+        for field in fields(data):
+            if field.number == _HELLO and field.end - field.begin > MAX_HELLO_BYTES:
+                raise LimitError(f"hello of {len(data)} bytes: at most {MAX_HELLO_BYTES} are allowed")
+            num_fields += 1 + count_fields(fields(data, field), MAX_APPEND_FIELDS)
+            if num_fields > MAX_APPEND_FIELDS:
+                raise LimitError(f"append of more than {MAX_PAYLOADS} trajectories: send fewer at once")
+    return pb.AppendRequest.FromString(data)
+
+
+def _parse_update(data: bytes) -> pb.UpdatePrioritiesRequest:
+    if len(data) > MAX_UPDATE_BYTES:
+        raise LimitError(f"update of {len(data)} bytes: at most {MAX_UPDATES} priorities are allowed")
+    return pb.UpdatePrioritiesRequest.FromString(data)
 
 
 async def _store(

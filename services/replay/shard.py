@@ -24,7 +24,7 @@ import numpy as np
 from services.replay.dedup import Claim, Dedup
 from services.replay.signature import Refused
 from services.replay.stored_table import CLOSE_S, StoredTable
-from services.replay.tables import DRAINING, Insertion, Ledger
+from services.replay.tables import DRAINING, MAX_PAYLOADS, Insertion, Ledger
 from shoal.clients.replay_shard import (
     RESPONSE_OVERHEAD_BYTES,
     Ack,
@@ -43,8 +43,6 @@ from shoal.wire import decode_trajectory
 log = logging.getLogger(__name__)
 
 MAX_ID_CHARS = 128
-# Trajectories in one append: an unroll of as many environments as a large group has, one by one.
-MAX_PAYLOADS = 1 << 14
 
 OPENING = "replay shard is still reading its files: try again, or use another one"
 

@@ -21,6 +21,9 @@ from shoal.records import Life, Trajectory
 # Why a shard that leaves refuses.
 DRAINING = "replay shard is draining: use another one"
 
+# Trajectories in one append: an unroll of as many environments as a large group has, one by one.
+MAX_PAYLOADS = 1 << 14
+
 # Why appends are refused: malformed, above a limit, other columns than the table's, NaN or infinity, a value
 # out of its range.
 REJECT_REASONS = ("invalid", "limit", "signature", "not_finite", "range")

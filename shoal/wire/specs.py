@@ -9,7 +9,7 @@ from shoal import codec
 from shoal.errors import InvalidArgumentError, ProtocolVersionError
 from shoal.records import PROTOCOL_VERSION, ActionSpec, ArraySpec, BoxAction, DiscreteAction, EnvSpec
 from shoal.v1 import spec_pb2
-from shoal.wire.tensors import DTYPE_TO_PROTO, dtype_from_proto
+from shoal.wire.tensors import DTYPE_TO_PROTO, dtype_from_proto, shape_from_proto
 
 
 def check_protocol_version(version: int) -> None:
@@ -48,7 +48,7 @@ def spec_from_proto(message: spec_pb2.EnvSpec) -> EnvSpec:
 def array_spec_to_proto(spec: ArraySpec) -> spec_pb2.ArraySpec:
     return spec_pb2.ArraySpec(
         name=spec.name,
-        dtype=DTYPE_TO_PROTO[spec.dtype],  # type: ignore[arg-type]
+        dtype=DTYPE_TO_PROTO[codec.dtype_of(spec.dtype).name],  # type: ignore[arg-type]
         shape=spec.shape,
         num_categories=spec.num_categories,
     )
@@ -79,7 +79,7 @@ def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:
 
 
 def _checked_shape(dims: Sequence[int]) -> tuple[int, ...]:
-    shape = tuple(dims)
-    if len(shape) > codec.MAX_RANK or any(not 0 <= dim < 1 << 31 for dim in shape):
-        raise InvalidArgumentError(f"shape {list(shape)[: codec.MAX_RANK]} is out of bounds")
+    shape = shape_from_proto(dims)
+    if any(not 0 <= dim < 1 << 31 for dim in shape):
+        raise InvalidArgumentError(f"shape {list(shape)} is out of bounds")
     return shape

@@ -20,6 +20,7 @@ from shoal.errors import InvalidArgumentError, LimitError
 from shoal.layout import MAX_COLUMNS, ColumnSpec, Layout, plan_layout
 from shoal.records import FIRST, Columns, Episode, Trajectory
 from shoal.v1 import trajectory_pb2
+from shoal.wire.fields import num_fields_exceed
 from shoal.wire.tensors import (
     CODEC_TO_PROTO,
     DTYPE_TO_PROTO,
@@ -38,8 +39,6 @@ MAX_EPISODES = 1 << 16
 MAX_FIELDS = MAX_COLUMNS + MAX_EPISODES
 
 _DELTA_LZ4 = codec.Codec.DELTA_LZ4
-# Bytes of a field of 64 or 32 bits, by its wire type.
-_FIXED_BYTES = {1: 8, 5: 4}
 
 
 def encode_trajectory(trajectory: Trajectory) -> bytes:
@@ -215,11 +214,13 @@ def _episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
 def _parse(payload: bytes) -> trajectory_pb2.Trajectory:
     """The message, its number of fields within bounds and none of its tensors unpacked yet."""
     try:
-        # A field has two bytes or more.
-        if len(payload) > 2 * MAX_FIELDS:
-            _check_num_fields(payload)
+        if num_fields_exceed(payload, MAX_FIELDS):
+            raise LimitError(
+                f"trajectory has more than {MAX_COLUMNS} columns and {MAX_EPISODES} episodes: "
+                "send shorter unrolls or smaller groups"
+            )
         message = trajectory_pb2.Trajectory.FromString(payload)
-    except (DecodeError, IndexError):
+    except DecodeError:
         raise InvalidArgumentError("payload is no Trajectory message") from None
     return message
 
@@ -243,45 +244,3 @@ def _check_continues(before: Trajectory, unroll: Trajectory) -> None:
         raise InvalidArgumentError(
             f"consecutive trajectories differ in their columns: {signatures[0]} and {signatures[1]}"
         )
-
-
-def _check_num_fields(payload: bytes) -> None:
-    """Count the columns and episodes of a serialised trajectory before anything is made of them.
-
-    What is malformed is left to the parser, or raises IndexError.
-    """
-    at = count = 0
-    end = len(payload)
-    while at < end:
-        count += 1
-        if count > MAX_FIELDS:
-            raise LimitError(
-                f"trajectory has more than {MAX_COLUMNS} columns and {MAX_EPISODES} episodes: "
-                "send shorter unrolls or smaller groups"
-            )
-        tag, at = _varint(payload, at)
-        kind = tag & 7
-        if kind == 2:
-            length, at = _varint(payload, at)
-            at += length
-        elif kind == 0:
-            _, at = _varint(payload, at)
-        elif kind in _FIXED_BYTES:
-            at += _FIXED_BYTES[kind]
-        else:
-            raise IndexError
-
-
-def _varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A number of up to 64 bits, seven to a byte, and where it ends."""
-    value = payload[at]
-    if value < 0x80:
-        return value, at + 1
-    value &= 0x7F
-    for shift in range(7, 70, 7):
-        at += 1
-        byte = payload[at]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at + 1
-    raise IndexError

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import grpc
 import lz4.block
 import psutil
 import pytest
@@ -14,10 +16,11 @@ from crc32c import crc32c
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Outcome, ReplayShardClient
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import LimitsSection, ReplaySection, RpcSection
 from shoal.records import Life
+from shoal.rpc.channel import open_channel
 from shoal.v1 import tensor_pb2, trajectory_pb2
-from tests.service.replay_server import ShardProcess, append_of, shard_processes
+from tests.service.replay_server import OPEN, ShardProcess, append_of, shard_processes
 from tests.unit.replay.payloads import payload
 
 MIB = 1 << 20
@@ -161,6 +164,63 @@ async def append_honestly(client: ReplayShardClient, item: bytes) -> Outcome:
     stream = await client.open_append(Life("honest", "run"), "train")
     await stream.send(append_of(0, item))
     return (await stream.receive()).outcome
+
+
+def delimited(number: int, data: bytes) -> bytes:
+    """A field of bytes, as protocol buffers write it."""
+    length, size = b"", len(data)
+    while size >= 0x80:
+        length += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return bytes([number << 3 | 2]) + length + bytes([size]) + data
+
+
+# Each some 16 MiB long, of which a parser would make hundreds.
+SWELLING = {
+    "a hello that declares millions of columns": ("Append", delimited(1, b"\x2a\x00" * (8 * MIB))),
+    "a hello with a shape of millions": (
+        "Append",
+        delimited(1, delimited(5, delimited(3, b"\1" * 16 * MIB))),
+    ),
+    "an append of millions of trajectories": ("Append", delimited(2, b"\x1a\x00" * (8 * MIB))),
+    "an append in millions of pieces": ("Append", b"\x12\x02\x1a\x00" * (4 * MIB)),
+    "a hello behind items": ("Append", b"\x12\x00" + delimited(1, b"\x2a\x00" * (8 * MIB))),
+    "an update of millions of keys": ("UpdatePriorities", delimited(2, b"\1" * 30 * MIB)),
+}
+
+
+async def code_of(channel: grpc.aio.Channel, method: str, message: bytes) -> grpc.StatusCode:
+    path = f"/shoal.v1.ReplayService/{method}"
+    if method == "UpdatePriorities":
+        return await channel.unary_unary(path)(message).code()
+    call = channel.stream_stream(path)()
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await call.write(message)
+        await call.read()
+    return await call.code()
+
+
+def test_messages_that_would_swell_are_refused_before_they_are_parsed(tmp_path: Path) -> None:
+    async def main() -> None:
+        shard = ShardProcess(tmp_path, "shard")
+        async with asyncio.timeout(100), shard_processes(shard):
+            client = shard.client()
+            # A message of this size that is no attack.
+            assert await append_honestly(client, payload(envs=2000, rows=50, width=40)) is Outcome.STORED
+            before = peak_bytes(shard.pid)
+            channel = open_channel(shard.address, OPEN, LimitsSection(), RpcSection())
+            for name, (method, message) in SWELLING.items():
+                assert await code_of(channel, method, message) is grpc.StatusCode.INVALID_ARGUMENT, name
+            await channel.close()
+            grown = peak_bytes(shard.pid) - before
+            print(f"{len(SWELLING)} messages of 16 MiB and more: peak memory +{grown / MIB:.0f} MiB")
+            assert grown < 4 * MAX_GROWTH_BYTES
+            honest = await client.open_append(Life("honest", "next run"), "train")
+            await honest.send(append_of(0, payload(1, envs=2000, rows=50, width=40)))
+            assert (await honest.receive()).outcome is Outcome.STORED
+            await client.close()
+
+    asyncio.run(main())
 
 
 def limits(tensor: int, trajectory: int) -> tuple[str, str]:

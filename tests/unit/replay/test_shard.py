@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import services.replay.shard
-from services.replay.shard import MAX_ID_CHARS, MAX_PAYLOADS, Shard
-from services.replay.tables import Insertion
+from services.replay.shard import MAX_ID_CHARS, Shard
+from services.replay.tables import MAX_PAYLOADS, Insertion
 from shoal.clients.replay_shard import Ack, Append, Outcome
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
 from shoal.config.tree import LimitsSection, ReplaySection
