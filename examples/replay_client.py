@@ -43,14 +43,15 @@ def running_shard(directory: Path) -> Iterator[str]:
         command += ["--set", f"{name}={value}"]
     shard = subprocess.Popen(command)
     try:
+        deadline = time.monotonic() + 60
         while not announce.exists():
-            if shard.poll() is not None:
-                raise SystemExit(f"the shard ended with exit code {shard.returncode}")
+            if shard.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the shard did not come up; its exit code is {shard.returncode}")
             time.sleep(0.05)
         yield address
     finally:
         shard.terminate()
-        shard.wait()
+        shard.wait(timeout=60)
 
 
 def unroll(rng: np.random.Generator, num_steps: int = 20, num_envs: int = 4) -> dict[str, np.ndarray]:

@@ -66,3 +66,8 @@ class UnavailableError(ShoalError):
 
 class NonFiniteError(UserError):
     """NaN or infinity in losses, gradients or weights: training cannot go on."""
+
+
+def fresh(error: BaseException) -> BaseException:
+    """Of one that is raised to every caller: it would keep the frames of all calls, and what they hold."""
+    return error.with_traceback(None)

@@ -23,7 +23,7 @@ from services.actor.split import split_by_env
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActStream
-from shoal.clients.replay_shard import max_item_bytes
+from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.config.tree import LimitsSection
 from shoal.envs.vector import EnvStep, ShoalVectorEnv
 from shoal.errors import UnavailableError, UserError
@@ -34,14 +34,11 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# What a further payload of an append takes in its message, besides its bytes: a tag and a length.
-PAYLOAD_OVERHEAD_BYTES = 6
-
 
 class Sink(Protocol):
     """Where encoded trajectories go: `ReplayWriter`."""
 
-    async def append(self, payloads: Sequence[bytes], *, stream: int | None = None) -> None:
+    async def append(self, payloads: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
         """Returns once they are taken, as a whole; waits while too much is not acknowledged.
 
         Appends of the same `stream` go to the same shard, in order, as long as that is there.
@@ -215,7 +212,7 @@ class Group:
         self._must_finish = True
         try:
             with self._waits.waiting_for("replay to take a trajectory"):
-                await sink.append(payloads, stream=self._stream)
+                await sink.append(payloads, stream=self._stream, timeout_s=None)
         finally:
             self._must_finish = False
         self._metrics.unrolls.inc()

@@ -65,7 +65,7 @@ class QueueSource:
         self._sampler.start()
 
     async def next(self) -> tuple[Item, ...]:
-        return (await self._sampler.next(),)
+        return (await self._sampler.next(timeout_s=None),)
 
     async def close(self) -> None:
         await self._sampler.close()
@@ -81,7 +81,7 @@ class BatchSource:
         self._sampler.start()
 
     async def next(self) -> tuple[Item, ...]:
-        return tuple((await self._sampler.next()).items)
+        return tuple((await self._sampler.next(timeout_s=None)).items)
 
     async def close(self) -> None:
         await self._sampler.close()

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.cli.plan import replay_address
 from shoal.cli.run_dir import RunDir
+from shoal.config import load_config
 from shoal.errors import UserError
 
 TOKEN_FILE = "token"
@@ -54,15 +56,18 @@ def find_run(root: Path) -> LiveRun:
         sockets = Path(run_dir.sockets.read_text(encoding="utf-8"))
         # A run that was killed may leave a name that somebody else has taken since.
         is_ours = sockets.is_absolute() and sockets.stat().st_uid == os.getuid()
-        found = (
-            sorted(path for path in sockets.iterdir() if SHARD_SOCKET.fullmatch(path.name)) if is_ours else []
-        )
+        is_up = is_ours and any(SHARD_SOCKET.fullmatch(path.name) for path in sockets.iterdir())
     except (OSError, ValueError):
-        found = []
-    if not found:
+        is_up = False
+    if not is_up:
         raise UserError(
             f"no run is going on in {root}, or its replay is not up yet; "
             "`shoal replay dump` and `shoal replay verify` read the files of one that is over"
         )
     token_file = sockets / TOKEN_FILE
-    return LiveRun(tuple(f"unix:{path}" for path in found), token_file if token_file.is_file() else None)
+    # Those that are away for a moment too: their items are not accounted for.
+    num_shards = load_config(run_dir.config).launch.replay_shards
+    return LiveRun(
+        tuple(replay_address(sockets, index) for index in range(num_shards)),
+        token_file if token_file.is_file() else None,
+    )

@@ -65,7 +65,7 @@ def plan_processes(config: Config, sockets: Path) -> tuple[ProcessSpec, ...]:
     addresses = {
         "addresses.learner": _socket(sockets, "learner-0"),
         "addresses.inference": [_socket(sockets, f"inference-{i}") for i in range(launch.inference)],
-        "addresses.replay": [_socket(sockets, f"replay-{i}") for i in range(launch.replay_shards)],
+        "addresses.replay": [replay_address(sockets, i) for i in range(launch.replay_shards)],
     }
     drain_s = {role: min(config.rpc.drain_s, limit_s) for role, limit_s in MAX_DRAIN_S.items()}
     return tuple(
@@ -111,6 +111,10 @@ def child_environment(config: Config, token: str, environ: Mapping[str, str]) ->
         environment.setdefault(variable, "1")
     environment["PYTHONUNBUFFERED"] = "1"
     return environment
+
+
+def replay_address(sockets: Path, index: int) -> str:
+    return _socket(sockets, f"replay-{index}")
 
 
 def _socket(sockets: Path, name: str) -> str:

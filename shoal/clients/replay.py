@@ -23,16 +23,25 @@ from shoal.clients.replay_blocking import Batch, Sampler, Writer
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
-from shoal.clients.replay_shard import TableStats
+from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, TableStats
 from shoal.clients.replay_stats import ReplayStats, gather_stats
 from shoal.clients.replay_weights import Beta, anneal, importance_weights
 from shoal.clients.replay_writer import ReplayWriter, WriterStats
 from shoal.config.tree import ActorSection, LimitsSection, RpcSection, SecuritySection
-from shoal.errors import ConfigError, NotFoundError, ShoalError, UnavailableError
+from shoal.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    NotFoundError,
+    ShoalError,
+    UnavailableError,
+    UserError,
+)
 from shoal.records import ArraySpec, Episode, Life, Trajectory
 from shoal.rpc.addresses import Address, AddressBook
+from shoal.wire import array_spec_to_proto, decode_sequence, encode_trajectory
 
 __all__ = [
+    "ActorSection",
     "AddressBook",
     "ArraySpec",
     "Batch",
@@ -40,20 +49,28 @@ __all__ = [
     "BatchStats",
     "Episode",
     "GrpcReplayClient",
+    "InvalidArgumentError",
     "ItemRefs",
     "Life",
+    "LimitsSection",
     "ReplayClient",
     "ReplaySampler",
     "ReplayStats",
     "ReplayWriter",
+    "RpcSection",
     "SampledBatch",
     "Sampler",
+    "SecuritySection",
     "ShoalError",
     "TableStats",
     "Trajectory",
+    "UnavailableError",
+    "UserError",
     "Writer",
     "WriterStats",
     "anneal",
+    "decode_sequence",
+    "encode_trajectory",
     "importance_weights",
 ]
 
@@ -72,7 +89,7 @@ class ReplayClient:
         security: SecuritySection | None = None,
         limits: LimitsSection | None = None,
         rpc: RpcSection | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """`addresses`: `host:port` or `unix:/path` of each shard; a name with several records is several.
 
@@ -86,6 +103,8 @@ class ReplayClient:
         self._rpc = rpc or RpcSection()
         self._timeout_s = timeout_s
         self._addresses = (addresses,) if isinstance(addresses, str) else tuple(addresses)
+        if not self._addresses:
+            raise ConfigError("no address: give that of each shard")
         # Changed on the event loop alone.
         self._open: list[Writer | Sampler] = []
         # Before there is a thread: what cannot be dialled is told at once.
@@ -118,6 +137,8 @@ class ReplayClient:
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ConfigError(f"{wrong['loc'][0]} is {wrong['input']}: {wrong['msg']}") from None
+        for spec in declared:
+            array_spec_to_proto(spec)
         found = self._loop.run(self._find(table))
         life = Life(actor_id, secrets.token_hex(8))
 
@@ -132,6 +153,7 @@ class ReplayClient:
                 table,
                 found.kind,
                 self._forget,
+                self._limits,
                 sticky=found.unrolls > 1 if sticky is None else sticky,
                 timeout_s=self._timeout_s,
             )
@@ -170,7 +192,7 @@ class ReplayClient:
 
     def stats(self) -> ReplayStats:
         """Counters of every table of every shard that is there, and their totals."""
-        return self._loop.run(self._stats())
+        return self._loop.run(self._stats_in_time())
 
     def close(self) -> None:
         """Closes its writers and samplers too; what is not acked is dropped. May be called again.
@@ -215,19 +237,29 @@ class ReplayClient:
         if opened in self._open:
             self._open.remove(opened)
 
+    async def _stats_in_time(self) -> ReplayStats:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._stats()
+        except TimeoutError:
+            raise UnavailableError(f"the shards have not answered within {self._timeout_s:g} s") from None
+
     async def _stats(self) -> ReplayStats:
         return await gather_stats(await self._directory().resolve(), self._connect)
 
     async def _find(self, table: str) -> TableStats:
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        while True:
-            try:
-                totals = (await self._stats()).totals
-                break
-            except UnavailableError as error:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise UnavailableError(f"{error} (for {self._timeout_s:g} s)") from None
-            await asyncio.sleep(RETRY_S)
+        problem = "no shard has answered"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                while True:
+                    try:
+                        totals = (await self._stats()).totals
+                        break
+                    except UnavailableError as error:
+                        problem = str(error)
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise UnavailableError(f"{problem} (for {self._timeout_s:g} s)") from None
         if table not in totals:
             raise NotFoundError(f"no replay table {table!r} there: there are {', '.join(totals)}")
         return totals[table]

@@ -7,6 +7,7 @@ and beside the stream of samples; what comes in while a call is under way is mer
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ SILENT_AFTER_S = 15.0
 # Keys in one call, and keys that wait for a shard that is slow to take them.
 MAX_KEYS_PER_CALL = 1 << 16
 MAX_KEYS_WAITING = 1 << 20
+
+# No two connections of this process have the same number: a shard that leaves and comes back under the same
+# address has a new link, and perhaps other items by the same keys.
+_SESSIONS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class BatchLink(Link):
         self, address: Address, client: ReplayShardClient, table: str, max_backoff_s: float, owner: Owner
     ) -> None:
         super().__init__(address)
-        self.source = Source(address, 0)
+        self.source = Source(address, next(_SESSIONS))
         # As of its newest answer.
         self.mass = 0.0
         self.num_items = 0
@@ -134,7 +139,7 @@ class BatchLink(Link):
             async with asyncio.timeout(SILENT_AFTER_S):
                 stream = await self._client.open_sample(self._table)
             try:
-                self.source = Source(self.address, self.source.session + 1)
+                self.source = Source(self.address, next(_SESSIONS))
                 self.ask(None, 0)
                 updating = self._loop.create_task(self._send_updates())
                 await self.both(self._receive(stream), self._request(stream))
@@ -180,6 +185,9 @@ class BatchLink(Link):
             self.mass, self.num_items = sampled.priority_mass, sampled.num_items
             self.num_bytes = sampled.num_bytes
             self._bytes_per_item = sampled.num_bytes / max(sampled.num_items, 1)
+            if sampled.items:
+                # Sequences that overlap weigh more than their part of the table.
+                self._bytes_per_item = max(self._bytes_per_item, sampled.items[0].num_bytes)
             self.tried = True
             self.established()
             self._owner.on_answer(self, request.batch, request.num_items, sampled)

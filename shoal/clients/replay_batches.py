@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.clients.replay_batch_link import SAMPLE_TIMEOUT_S, SHORT_TIMEOUT_S, SILENT_AFTER_S, BatchLink
+from shoal.clients.replay_columns import as_numbers
 from shoal.clients.replay_draw import ItemRefs, PendingBatch, SampledBatch, Source
-from shoal.clients.replay_shard import PrioritiesUpdated, ReplayShardClient, Sampled
+from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, PrioritiesUpdated, ReplayShardClient, Sampled
 from shoal.clients.replay_weights import Beta, beta_of
 from shoal.config.tree import RpcSection
-from shoal.errors import InvalidArgumentError, UnavailableError, UserError
+from shoal.errors import InvalidArgumentError, UnavailableError, UserError, fresh
 from shoal.rpc.addresses import Address
 from shoal.sharding import Directory, LinkSet
 
@@ -98,15 +99,15 @@ class BatchSampler:
         self._links.start()
         self._refill()
 
-    async def next(self, timeout_s: float | None = None) -> SampledBatch:
+    async def next(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> SampledBatch:
         """The next batch. Cancel at will: nothing is lost.
 
-        Waits as long as it takes, and tells the log why; with `timeout_s` it raises UnavailableError that
-        says why. Raises the UserError of a shard that refuses us, such as a wrong token or an unknown
-        table.
+        Raises UnavailableError that says why there is none within `timeout_s`. None waits as long as it
+        takes, and tells the log why. Raises the UserError of a shard that refuses us, such as a wrong token
+        or an unknown table.
         """
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure)
         explaining = asyncio.get_running_loop().call_later(EXPLAIN_AFTER_S, self._explain)
         try:
             async with asyncio.timeout(timeout_s):
@@ -121,7 +122,7 @@ class BatchSampler:
             # For whoever else waits.
             self._ready.put_nowait(None)
             assert self._failure is not None
-            raise self._failure
+            raise fresh(self._failure)
         self._explained = False
         self._refill()
         return batch
@@ -135,9 +136,9 @@ class BatchSampler:
         comes with the next call.
         """
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure)
         refs = sampled.refs if isinstance(sampled, SampledBatch) else sampled
-        values = np.asarray(priorities, np.float64)
+        values = as_numbers(priorities)
         if values.shape != (len(refs),):
             raise InvalidArgumentError(
                 f"priorities of shape {list(values.shape)} for a batch of {len(refs)} items: give one each"
@@ -166,7 +167,7 @@ class BatchSampler:
             finally:
                 self._flushers.discard(flushed)
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure)
         return self._num_waiting
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
@@ -21,9 +22,10 @@ from shoal.clients.loop_thread import ClientLoop
 from shoal.clients.replay_batches import BatchSampler, BatchStats
 from shoal.clients.replay_columns import as_priorities, as_trajectories, as_unroll, stack_trajectories
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
+from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.clients.replay_writer import ReplayWriter, WriterStats
 from shoal.config.tree import LimitsSection
-from shoal.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError
+from shoal.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, fresh
 from shoal.records import FIRST, Columns, Episode, Trajectory
 from shoal.wire import decode_sequence, encode_trajectory
 
@@ -44,12 +46,14 @@ class Writer:
         table: str,
         kind: str,
         on_close: OnClose,
+        limits: LimitsSection,
         *,
         sticky: bool,
         timeout_s: float,
     ) -> None:
         self._loop = loop
         self._writer = writer
+        self._max_bytes = max_item_bytes(limits.max_message_bytes)
         self._table = table
         self._kind = kind
         self._on_close = on_close
@@ -57,7 +61,7 @@ class Writer:
         self._timeout_s = timeout_s
         # Unrolls of a sequence table continue each other: the next one begins where the last that was taken
         # ends. Of one that was not taken: what it was, and a step behind its end.
-        self._turn = threading.Lock() if kind == "sequence" else contextlib.nullcontext()
+        self._turn = threading.Lock()
         self._next_step = 0
         self._given_up: tuple[list[bytes], int] | None = None
         self._num_taken = 0
@@ -91,7 +95,7 @@ class Writer:
         rejected, says that this one was taken.
         """
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        with self._turn:
+        with self._in_turn(timeout_s) as timeout_s:
             payloads: list[bytes] = []
             # A step that nobody made keeps what follows from being taken for a continuation.
             first_step = end = self._next_step + (not continues)
@@ -104,14 +108,16 @@ class Writer:
                     # The one before is missing.
                     first_step = self._given_up[1]
                     payloads = self._encoded(arrays, episodes, first_step)
+                self._check_size(payloads, wanted)
                 end = first_step + num_steps
                 num_rejected = self._loop.run(self._append(payloads, wanted, timeout_s))
             except BaseException:
-                self._given_up = payloads, end + 1
+                if self._kind == "sequence":
+                    self._given_up = payloads, end + 1
                 raise
             self._next_step, self._given_up = end, None
+            num_before = self._num_taken
             self._num_taken += 1
-            num_before = self._num_taken - 1
         self._tell_rejections(num_rejected, f"the {num_before} before it", "this append was taken, but ")
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -124,7 +130,7 @@ class Writer:
         left = self._loop.run(self._writer.flush(timeout_s))
         self._tell_rejections(self._writer.stats.num_rejected, f"{self._num_taken} appends")
         if left and self._writer.failure is not None:
-            raise self._writer.failure
+            raise fresh(self._writer.failure)
         if left:
             raise UnavailableError(
                 f"{left} appends to table {self._table!r} are not acked after {timeout_s:g} s: "
@@ -154,6 +160,32 @@ class Writer:
                 self.flush()
         finally:
             self.close()
+
+    @contextlib.contextmanager
+    def _in_turn(self, timeout_s: float) -> Iterator[float]:
+        """One unroll of a sequence after another; other kinds need no order. Yields the time that is left."""
+        if self._kind != "sequence":
+            yield timeout_s
+            return
+        began = time.monotonic()
+        if not self._turn.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):
+            raise UnavailableError(f"another thread's append has not been taken within {timeout_s:g} s")
+        try:
+            yield max(timeout_s - (time.monotonic() - began), 0.0)
+        finally:
+            self._turn.release()
+
+    def _check_size(self, payloads: list[bytes], priorities: np.ndarray | None) -> None:
+        """What does not fit into one message would end the connection, and with it every append."""
+        num_bytes = sum(map(len, payloads)) + PAYLOAD_OVERHEAD_BYTES * len(payloads)
+        if priorities is not None:
+            num_bytes += 4 * priorities.size
+        if num_bytes > self._max_bytes:
+            raise InvalidArgumentError(
+                f"unroll of {num_bytes} bytes once encoded is above {self._max_bytes} bytes "
+                "(limits.max_message_bytes less headers): append fewer environments or steps at once, or "
+                "raise it here and in the shards"
+            )
 
     def _encoded(self, columns: Columns, episodes: Sequence[Episode], first_step: int) -> list[bytes]:
         trajectories = as_trajectories(self._kind, columns, episodes, first_step)

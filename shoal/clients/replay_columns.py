@@ -17,7 +17,7 @@ from shoal.records import FIRST, Columns, Episode, Trajectory
 
 def as_unroll(columns: Mapping[str, ArrayLike]) -> Columns:
     """Every column as [T+1, E, ...]; [T+1, ...] is one environment. `first` says which of the two it is."""
-    arrays = {name: np.asarray(column) for name, column in columns.items()}
+    arrays = {name: _as_array(name, column) for name, column in columns.items()}
     first = arrays.get(FIRST)
     if first is None or first.dtype != np.bool_ or first.ndim not in (1, 2):
         received = "missing" if first is None else f"{first.dtype}{list(first.shape)}"
@@ -41,6 +41,13 @@ def as_unroll(columns: Mapping[str, ArrayLike]) -> Columns:
     return arrays
 
 
+def _as_array(name: str, column: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(column)
+    except ValueError as error:
+        raise InvalidArgumentError(f"column {name!r} is no array: {error}") from None
+
+
 def as_priorities(
     kind: str, priorities: ArrayLike | None, num_steps: int, num_envs: int
 ) -> np.ndarray | None:
@@ -52,16 +59,20 @@ def as_priorities(
     shapes: list[tuple[int, ...]] = [(num_steps, num_envs)] if kind == "transition" else [(num_envs,)]
     if num_envs == 1:
         shapes.append(shapes[0][:-1])
-    try:
-        given = np.asarray(priorities, np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"priorities are no array of numbers: {error}") from None
+    given = as_numbers(priorities)
     if given.shape not in shapes:
         raise InvalidArgumentError(
             f"priorities of shape {list(given.shape)} for {num_steps} steps of {num_envs} environments: "
             f"a {kind} table takes {' or '.join(str(list(shape)) for shape in shapes)}"
         )
     return given
+
+
+def as_numbers(priorities: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(priorities, np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"priorities are no array of numbers: {error}") from None
 
 
 def as_trajectories(
@@ -92,13 +103,18 @@ def as_trajectories(
 def stack_trajectories(trajectories: Sequence[Trajectory]) -> Columns:
     """Side by side, as [T+1, B, ...]. Raises InvalidArgumentError if they are not of one length and kind."""
     lengths = {trajectory.unroll_length for trajectory in trajectories}
-    names = {tuple(trajectory.columns) for trajectory in trajectories}
-    if len(lengths) > 1 or len({frozenset(known) for known in names}) > 1:
+    kinds = {frozenset(map(_kind_of, trajectory.columns.items())) for trajectory in trajectories}
+    if len(lengths) > 1 or len(kinds) > 1:
         raise InvalidArgumentError(
-            f"trajectories of {sorted(lengths)} steps with columns {sorted(names)} make no batch: "
-            "take them one by one, from `trajectories`"
+            f"trajectories of {sorted(lengths)} steps with columns {sorted(map(sorted, kinds))} make no "
+            "batch: take them one by one, from `trajectories`"
         )
     return {
         name: np.concatenate([trajectory.columns[name] for trajectory in trajectories], axis=1)
         for name in trajectories[0].columns
     }
+
+
+def _kind_of(column: tuple[str, np.ndarray]) -> str:
+    name, array = column
+    return f"{name} {array.dtype}{list(array.shape[2:])}"

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from shoal.clients.replay_shard import ReplayShardClient, SampleStream
+from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, ReplayShardClient, SampleStream
 from shoal.config.tree import RpcSection
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import FailedPreconditionError, ShoalError, UnavailableError, fresh
 from shoal.records import Item
 from shoal.rpc.addresses import Address
 from shoal.sharding import Directory, Link, LinkSet
@@ -47,19 +47,26 @@ class ReplaySampler:
         """Begin to dial. From the event loop."""
         self._links.start()
 
-    async def next(self) -> Item:
+    async def next(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Item:
         """The next item, from whichever shard has one. Cancel at will: nothing is lost.
 
-        Raises the UserError of a shard that refuses us, such as a wrong token or an unknown table.
+        Raises UnavailableError if there is none within `timeout_s` (None: as long as it takes), and the
+        UserError of a shard that refuses us, such as a wrong token or an unknown table.
         """
         if self._failure is not None:
-            raise self._failure
-        taken = await self._ready.get()
+            raise fresh(self._failure)
+        try:
+            async with asyncio.timeout(timeout_s):
+                taken = await self._ready.get()
+        except TimeoutError:
+            raise UnavailableError(
+                f"no item within {timeout_s} s: are the shards there, with items?"
+            ) from None
         if taken is None:
             # For whoever else waits.
             self._ready.put_nowait(None)
             assert self._failure is not None
-            raise self._failure
+            raise fresh(self._failure)
         link, item = taken
         link.consumed()
         return item
@@ -139,6 +146,10 @@ class _SamplerLink(Link):
             self.established()
             self._in_flight -= 1
             self.heard(more=self._in_flight > 0)
+            if sampled.transitions is not None:
+                raise FailedPreconditionError(
+                    f"table {self._table!r} holds transitions, which come in batches: use a BatchSampler"
+                )
             if sampled.items:
                 for item in sampled.items:
                     self._sampler.put(self, item)

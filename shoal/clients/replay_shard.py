@@ -27,6 +27,12 @@ RESPONSE_OVERHEAD_BYTES = 1024
 ITEM_OVERHEAD_BYTES = 2048
 
 
+# What a trajectory takes in an append besides its bytes: tag and length.
+PAYLOAD_OVERHEAD_BYTES = 6
+# How long calls of a library's user wait that name no other time.
+DEFAULT_TIMEOUT_S = 60.0
+
+
 def max_item_bytes(max_message_bytes: int) -> int:
     """The largest payload that is stored: it must fit into the answer that hands it out."""
     return max_message_bytes - RESPONSE_OVERHEAD_BYTES - ITEM_OVERHEAD_BYTES

@@ -21,10 +21,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.clients.replay_shard import SEQUENCE_WINDOW, Ack, Append, Outcome, ReplayShardClient
+from shoal.clients.replay_shard import (
+    DEFAULT_TIMEOUT_S,
+    SEQUENCE_WINDOW,
+    Ack,
+    Append,
+    Outcome,
+    ReplayShardClient,
+)
 from shoal.clients.replay_writer_link import Entry, WriterLink
 from shoal.config.tree import ActorSection, RpcSection
-from shoal.errors import InvalidArgumentError, UnavailableError
+from shoal.errors import InvalidArgumentError, UnavailableError, fresh
 from shoal.records import ArraySpec, Life
 from shoal.rpc.addresses import Address
 from shoal.sharding import Directory, LinkSet
@@ -121,7 +128,7 @@ class ReplayWriter:
         payloads: bytes | Sequence[bytes],
         priorities: np.ndarray | Sequence[float] | None = None,
         stream: int | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> None:
         """Take over serialised trajectories, stored as a whole or not at all; waits while the window is full.
 
@@ -130,11 +137,11 @@ class ReplayWriter:
         ever named is remembered.
 
         Raises the UserError of a shard that refuses us, such as a wrong token or an unknown table, and
-        UnavailableError if there is no room within `timeout_s`: then it was not taken. A caller that is
-        cancelled may or may not have appended.
+        UnavailableError if there is no room within `timeout_s` (None: as long as it takes): then it was not
+        taken. A caller that is cancelled may or may not have appended.
         """
         if self._failure is not None:
-            raise self._failure
+            raise fresh(self._failure)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         together = (payloads,) if isinstance(payloads, bytes) else tuple(payloads)
         if not together:
@@ -306,7 +313,7 @@ class ReplayWriter:
             self._failure = error
         for waiter in self._waiters:
             if not waiter.accepted.done():
-                waiter.accepted.set_exception(self._failure)
+                waiter.accepted.set_exception(fresh(self._failure))
         self._wake_flushers()
 
     def _wake_flushers(self) -> None:

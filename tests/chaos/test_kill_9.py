@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
 import pytest
 
 from shoal.clients.replay_grpc import GrpcReplayClient
+from shoal.journal.events import TableState
+from shoal.journal.reader import Entry, read_segment
 from tests.chaos.faults import ROUNDS, VictimShard, files_of, seeded
 from tests.chaos.model import AckedLog, AppendId
 from tests.chaos.run import holds, run
@@ -18,8 +21,6 @@ from tests.service.replay_server import shard_processes, until
 
 SNAPSHOT_EVERY_S = 0.3
 QUEUE_BATCH = 8
-# For a snapshot that takes long on a busy machine.
-SNAPSHOT_SLACK_S = 5.0
 
 DURABILITIES: dict[str, dict[str, object]] = {
     "memory with snapshots": {"durability": "memory", "snapshot_every_s": SNAPSHOT_EVERY_S},
@@ -36,19 +37,24 @@ async def more_acks(log: AckedLog, number: int) -> None:
 class Kills:
     """Rounds of: load, kill, restart, wait for acks, compare. The writers and their lives stay the same."""
 
-    def __init__(self, shard: VictimShard, writers: Writers) -> None:
+    def __init__(self, shard: VictimShard, writers: Writers, *, takes_snapshots: bool = False) -> None:
+        self.takes_snapshots = takes_snapshots
         self.shard = shard
         self.writers = writers
         self.log = writers.log
         self.killed_at = self.silent_at = 0.0
+        # When the snapshot before the newest one was complete: the newest began after that.
+        self.saved_at = 0.0
         self.back_s: list[float] = []
 
     async def one(self, moment_s: float) -> Verdict:
+        began_at = time.monotonic()
         await more_acks(self.log, 100)
-        await until(self._has_files)
+        await until(lambda: holds(self._has_files(since=began_at)))
         await asyncio.sleep(moment_s)
         self.killed_at = time.monotonic()
         self.shard.kill()
+        self.saved_at = states_of(self.shard)[0] if self.takes_snapshots else self.killed_at
         await until(lambda: holds(self.log.num_open == 0))
         self.silent_at, acked = time.monotonic(), len(self.log.acked)
         await self.shard.listen()
@@ -61,8 +67,25 @@ class Kills:
         self.writers.resume()
         return verdict
 
-    async def _has_files(self) -> bool:
+    def _has_files(self, since: float) -> bool:
+        """With snapshots two new ones, so that one that is no longer taken is seen."""
+        if self.takes_snapshots:
+            states = states_of(self.shard)
+            return len(states) == 2 and states[0] > since
         return bool(files_of(self.shard.data))
+
+
+def states_of(shard: VictimShard) -> list[float]:
+    """When the newest two snapshots, which are kept, were complete: as `time.monotonic` counts."""
+    offset_s = time.time() - time.monotonic()
+    ends = []
+    for path in reversed(files_of(shard.data)):
+        # Anything may be deleted meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            first = next(read_segment(path), None)
+            if isinstance(first, Entry) and isinstance(first.record, TableState):
+                ends.append(path.stat().st_mtime - offset_s)
+    return sorted(ends)[-2:]
 
 
 @pytest.mark.parametrize("mode", DURABILITIES)
@@ -75,20 +98,20 @@ def test_kill_9_under_load(tmp_path: Path, mode: str) -> None:
         worst_lost = num_lost = 0
         lost_before: set[AppendId] = set()
         async with shard_processes(shard), Writers(shard.address, log) as writers, Samplers(shard.address):
-            kills = Kills(shard, writers)
+            kills = Kills(shard, writers, takes_snapshots=mode == "memory with snapshots")
             for _ in range(ROUNDS):
                 verdict = await kills.one(random.uniform(0.0, 0.8))
                 lost, num_lost = verdict.num_lost - num_lost, verdict.num_lost
                 worst_lost = max(worst_lost, lost)
                 assert verdict.clean, f"{verdict}\n{shard.log}"
-                if mode != "memory with snapshots":
+                if not kills.takes_snapshots:
                     assert lost == 0, f"{verdict}\n{shard.log}"
                     continue
-                window_s = SNAPSHOT_EVERY_S + SNAPSHOT_SLACK_S
-                bound = log.acked_since(kills.killed_at - window_s, kills.silent_at)
+                bound = log.acked_since(kills.saved_at, kills.silent_at)
                 in_interval = log.acked_since(kills.killed_at - SNAPSHOT_EVERY_S, kills.silent_at)
                 print(
-                    f"{mode}: lost {lost}, acked in the {SNAPSHOT_EVERY_S} s before the kill: {in_interval}"
+                    f"{mode}: lost {lost}, acked in the {SNAPSHOT_EVERY_S} s before the kill: {in_interval}, "
+                    f"since the last snapshot but one: {bound}"
                 )
                 assert lost <= bound
                 assert num_out_of_order(log, verdict, kills.silent_at, lost_before) == 0

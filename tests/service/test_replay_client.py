@@ -248,6 +248,10 @@ def test_a_client_that_cannot_be_is_refused(addresses: str, options: dict[str, s
 
 
 def test_settings_out_of_bounds_are_the_callers_mistake(client: ReplayClient) -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        ReplayClient([])
+    with pytest.raises(UserError, match="unknown dtype 'int'"):
+        client.writer("steps", declared=[ArraySpec("action", "int", ())])
     with pytest.raises(ConfigError, match="max_unacked_items is 0"):
         client.writer("steps", max_unacked_items=0)
     with pytest.raises(UserError, match="batch_size 0"):

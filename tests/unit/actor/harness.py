@@ -43,7 +43,7 @@ class Collected:
     def __post_init__(self) -> None:
         self.room.set()
 
-    async def append(self, payloads: Sequence[bytes], *, stream: int | None = None) -> None:
+    async def append(self, payloads: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
         self.num_waiting += 1
         await self.room.wait()
         self.num_waiting -= 1

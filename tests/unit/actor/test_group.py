@@ -169,7 +169,7 @@ def test_the_largest_item_of_an_actor_is_the_largest_that_a_shard_takes() -> Non
     async def first_item(limits: LimitsSection) -> bytes:
         payloads: list[bytes] = []
 
-        async def append(taken: Sequence[bytes], *, stream: int | None = None) -> None:
+        async def append(taken: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
             assert len(taken) == 1
             assert stream is None
             payloads.extend(taken)

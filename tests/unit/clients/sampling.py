@@ -54,4 +54,4 @@ def three() -> list[MemoryShard]:
 
 
 async def take(sampler: BatchSampler, number: int) -> list[SampledBatch]:
-    return [await sampler.next() for _ in range(number)]
+    return [await sampler.next(timeout_s=None) for _ in range(number)]

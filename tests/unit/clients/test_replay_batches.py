@@ -272,7 +272,7 @@ def test_who_waits_learns_once_why(caplog: pytest.LogCaptureFixture) -> None:
             assert "shard c is away (connection refused)" in text
             assert "shard d has nothing to sample" in text
             assert not told()
-            waiting = asyncio.ensure_future(sampler.next())
+            waiting = asyncio.ensure_future(sampler.next(timeout_s=None))
             await asyncio.sleep(100 * EXPLAIN_AFTER_S)
             assert len(told()) == 1
             assert "waiting for a batch of 100 items: shard a lets" in told()[0]

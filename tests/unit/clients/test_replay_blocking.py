@@ -73,6 +73,7 @@ def blocking(kind: str = "sequence") -> tuple[Writer, ScriptedWriter]:
         "mine",
         kind,
         lambda closed: None,
+        LimitsSection(max_message_bytes=1 << 16),
         sticky=True,
         timeout_s=1.0,
     )
@@ -212,3 +213,27 @@ def test_an_append_is_taken_or_its_time_is_up_but_never_both(at_s: float) -> Non
             assert writer.num_unacked == (outcome is None)
 
     run(main())
+
+
+@pytest.mark.parametrize("kind", ["sequence", "transition", "queue"])
+def test_what_does_not_fit_into_a_message_is_refused_and_everything_else_goes_on(kind: str) -> None:
+    writer, inner = blocking(kind)
+    large = unroll(0, num_envs=20_000)
+    large["reward"] = np.random.default_rng(0).random(large["reward"].shape).astype(np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"above 62464 bytes .*append fewer environments"):
+        writer.append(large)
+    writer.append(unroll(1))
+    assert [value for _, value in inner.steps] == [1.0]
+
+
+def test_a_thread_waits_for_another_ones_append_no_longer_than_it_said() -> None:
+    writer, _ = blocking()
+    with writer._in_turn(1.0), pytest.raises(UnavailableError, match="another thread's append"):
+        writer.append(unroll(0), timeout_s=0.0)
+    writer.append(unroll(0), timeout_s=0.0)
+
+
+def test_columns_that_are_no_arrays_are_named() -> None:
+    writer, _ = blocking()
+    with pytest.raises(InvalidArgumentError, match="column 'reward' is no array"):
+        writer.append({"reward": [[1.0], [1.0, 2.0]], "first": np.zeros(2, bool)})

@@ -77,6 +77,39 @@ def test_what_queues_up_during_a_call_is_one_call_and_the_newest_counts() -> Non
     run(main())
 
 
+def test_a_shard_that_left_and_came_back_gets_none_for_its_former_items() -> None:
+    async def main() -> None:
+        a, b, _ = three()
+        directory = ChangingDirectory(a, b)
+        async with sampling(directory, 64) as sampler:
+            before = await sampler.next()
+            directory.list(b)
+            a.kill()
+            await asyncio.sleep(60.0)
+            a.down = False
+            directory.list(a, b)
+            await asyncio.sleep(60.0)
+            # Those that were ready before.
+            await take(sampler, 10)
+            await sampler.update_priorities(before, np.ones(len(before)))
+            assert await sampler.flush(1.0) == 0
+            assert a.updates == []
+            assert len(b.updates) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("priorities", [["high"] * 2, [[1.0], [1.0, 2.0]]], ids=str)
+def test_what_is_no_number_is_the_callers_mistake(priorities: list[object]) -> None:
+    async def main() -> None:
+        async with sampling(ChangingDirectory(MemoryShard("a", {1: 1.0})), 2) as sampler:
+            batch = await sampler.next()
+            with pytest.raises(InvalidArgumentError, match="no array of numbers"):
+                await sampler.update_priorities(batch, priorities)  # type: ignore[arg-type]
+
+    run(main())
+
+
 def test_many_keys_go_by_several_calls() -> None:
     async def main() -> None:
         shard = MemoryShard("a", {1: 1.0})

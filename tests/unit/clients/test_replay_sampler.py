@@ -13,10 +13,11 @@ from shoal.clients.replay_sampler import SILENT_AFTER_S, ReplaySampler
 from shoal.clients.replay_shard import Append
 from shoal.config.tables import QueueTable
 from shoal.config.tree import RpcSection
-from shoal.errors import NotFoundError, UnavailableError
+from shoal.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from shoal.records import Item, Life
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.clients.faulty_shards import FaultyShard
+from tests.unit.clients.memory_shards import MemoryShard
 from tests.unit.replay.payloads import payload
 from tests.unit.replay.virtual_time import run, settle
 
@@ -208,5 +209,24 @@ def test_close_refuses_those_who_wait_and_lets_go_of_the_shards() -> None:
                 await waiting
         await asyncio.sleep(1.0)
         assert len(asyncio.all_tasks()) == before
+
+    run(main())
+
+
+def test_nobody_waits_for_ever_who_does_not_say_so() -> None:
+    async def main() -> None:
+        async with sampling(ChangingDirectory(FaultyShard())) as sampler:
+            with pytest.raises(UnavailableError, match="no item within 60"):
+                await sampler.next()
+
+    run(main())
+
+
+def test_a_table_of_transitions_is_refused_in_words() -> None:
+    async def main() -> None:
+        shard = MemoryShard("a", {1: 1.0}, transitions=True)
+        async with sampling(ChangingDirectory(shard)) as sampler:
+            with pytest.raises(FailedPreconditionError, match="'train' holds transitions"):
+                await sampler.next()
 
     run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 
 import numpy as np
 import pytest
@@ -95,13 +96,37 @@ def test_the_oldest_unacked_item_never_falls_out_of_the_shards_memory(
         async with writing(ChangingDirectory(a, b), max_items=100, failover_after_s=600.0) as writer:
             await asyncio.sleep(0.1)
             a.silent = True
-            appends = [asyncio.ensure_future(writer.append(item)) for item in PAYLOADS[:50]]
+            appends = [asyncio.ensure_future(writer.append(item, timeout_s=None)) for item in PAYLOADS[:50]]
             await asyncio.sleep(60.0)
             assert sum(task.done() for task in appends) <= 11
             a.silent = False
             await asyncio.gather(*appends)
             assert await writer.flush(10.0) == 0
             assert sorted(await a.stored() + await b.stored()) == list(range(50))
+
+    run(main())
+
+
+def test_nobody_waits_for_ever_who_does_not_say_so() -> None:
+    async def main() -> None:
+        shard = FaultyShard()
+        shard.silent = True
+        async with writing(ChangingDirectory(shard), max_items=1, failover_after_s=600.0) as writer:
+            await writer.append(PAYLOADS[0])
+            with pytest.raises(UnavailableError, match="within 60 s"):
+                await writer.append(PAYLOADS[1])
+
+    run(main())
+
+
+def test_callers_of_a_writer_that_is_over_are_not_kept_by_its_error() -> None:
+    async def main() -> None:
+        async with writing(ChangingDirectory(FaultyShard())) as writer:
+            await writer.close()
+            for _ in range(20):
+                with pytest.raises(UnavailableError) as caught:
+                    await writer.append(PAYLOADS[0])
+            assert len(traceback.extract_tb(caught.value.__traceback__)) < 5
 
     run(main())
 

@@ -105,7 +105,7 @@ def test_one_shard_alone_keeps_its_items_however_long_it_is_away() -> None:
             shard.kill()
             for number in range(1, 5):
                 await writer.append(PAYLOADS[number])
-            fifth = asyncio.ensure_future(writer.append(PAYLOADS[5]))
+            fifth = asyncio.ensure_future(writer.append(PAYLOADS[5], timeout_s=None))
             await asyncio.sleep(3600.0)
             assert not fifth.done()
             assert shard.num_dials > 1000, "dialled for ever"

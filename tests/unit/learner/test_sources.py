@@ -42,7 +42,7 @@ def test_the_table_decides(table: str, source: type[Source], length: int) -> Non
 class Sampler:
     """What a sampler does, told apart by what it hands out."""
 
-    def __init__(self, next_: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, next_: Callable[[float | None], Awaitable[object]]) -> None:
         self.next = next_
         self.calls: list[str] = []
 
@@ -57,11 +57,13 @@ class Batch:
     items = ITEMS
 
 
-async def one_item() -> Item:
+async def one_item(timeout_s: float | None) -> Item:
+    assert timeout_s is None
     return ITEMS[0]
 
 
-async def one_batch() -> Batch:
+async def one_batch(timeout_s: float | None) -> Batch:
+    assert timeout_s is None
     return Batch()
 
 
@@ -70,7 +72,9 @@ async def one_batch() -> Batch:
     [(QueueSource, one_item, ITEMS[:1]), (BatchSource, one_batch, ITEMS)],
 )
 def test_items_come_as_they_are_sampled(
-    source: Callable[[Sampler], Source], next_: Callable[[], Awaitable[object]], expected: tuple[Item, ...]
+    source: Callable[[Sampler], Source],
+    next_: Callable[[float | None], Awaitable[object]],
+    expected: tuple[Item, ...],
 ) -> None:
     async def check() -> None:
         sampler = Sampler(next_)
