@@ -138,7 +138,7 @@ def _sequence_table(max_items: int) -> SequenceTable:
 
 def _transition_table(max_items: int) -> TransitionTable:
     settings = TransitionSettings(max_items=max_items, alpha=0.6, max_bytes=1 << 40)
-    return TransitionTable("p9", settings, NoJournal(), rng=np.random.default_rng(0))
+    return TransitionTable("p9", settings, NoJournal(), 1 << 26, rng=np.random.default_rng(0))
 
 
 def _unrolls(number: int) -> Insertion:

@@ -26,7 +26,6 @@ from services.replay.signature import Refused
 from services.replay.stored_table import CLOSE_S, StoredTable
 from services.replay.tables import DRAINING, MAX_PAYLOADS, Insertion, Ledger
 from shoal.clients.replay_shard import (
-    RESPONSE_OVERHEAD_BYTES,
     Ack,
     Append,
     Outcome,
@@ -66,7 +65,6 @@ class Shard:
             for name, table in settings.tables.items()
         }
         self._limits = limits
-        self._max_sample_bytes = limits.max_message_bytes - RESPONSE_OVERHEAD_BYTES
         self._unavailable = OPENING if any(table.on_disk for table in self.tables.values()) else ""
 
     async def open(self) -> None:
@@ -131,11 +129,11 @@ class Shard:
     async def sample(
         self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
     ) -> Sampled:
-        source = self._table(table).table
+        source = self._table(table)
         if num_items < 0:
             raise InvalidArgumentError(f"asked for {num_items} items: ask for none or more")
-        timeout_s = (timeout_s or source.sample_timeout_s) - waited_s
-        return await source.sample(num_items, self._max_sample_bytes, timeout_s)
+        timeout_s = (timeout_s or source.table.sample_timeout_s) - waited_s
+        return await source.table.sample(num_items, source.max_sample_bytes, timeout_s)
 
     def update_priorities(self, table: str, keys: np.ndarray, priorities: np.ndarray) -> PrioritiesUpdated:
         if self._unavailable:

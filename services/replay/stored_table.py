@@ -26,7 +26,7 @@ from services.replay.storage.snapshots import Snapshots
 from services.replay.storage.threads import in_thread
 from services.replay.tables import EventSink, Insertion, NoJournal, Table
 from services.replay.transition_table import TransitionTable
-from shoal.clients.replay_shard import TableStats, max_item_bytes
+from shoal.clients.replay_shard import RESPONSE_OVERHEAD_BYTES, TableStats, max_item_bytes
 from shoal.config.tables import AnyTable
 from shoal.config.tables import QueueTable as QueueSettings
 from shoal.config.tables import TransitionTable as TransitionSettings
@@ -66,6 +66,7 @@ class StoredTable:
         self.signature = Signature(fixes_unroll_length=settings.kind == "sequence")
         # All unrolls of a sequence go out in one message.
         self.max_payload_bytes = max_item_bytes(limits.max_message_bytes) // getattr(settings, "unrolls", 1)
+        self.max_sample_bytes = limits.max_message_bytes - RESPONSE_OVERHEAD_BYTES
         self.recovery_s = 0.0
         self.num_recovered = 0
         self.num_corrupt_frames = 0
@@ -199,7 +200,7 @@ class StoredTable:
         if isinstance(settings, QueueSettings):
             return QueueTable(name, settings, sink, clock)
         if isinstance(settings, TransitionSettings):
-            return TransitionTable(name, settings, sink, clock)
+            return TransitionTable(name, settings, sink, self.max_sample_bytes, clock)
         self._payloads = PayloadStore(
             settings.max_items, settings.max_ram_bytes, self._files, self._directory
         )

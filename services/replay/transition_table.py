@@ -22,11 +22,11 @@ from services.replay.tables import EventSink, Insertion, NoJournal
 from shoal.clients.replay_shard import Sampled
 from shoal.config.tables import TransitionTable as TransitionSettings
 from shoal.config.tree import LimitsSection
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, LimitError
 from shoal.journal.events import Inserted, StoredPayload, TableState
 from shoal.metrics import Clock
 from shoal.records import Columns, Life, Trajectory, Transitions
-from shoal.wire import decode_columns, encode_columns
+from shoal.wire import check_columns, decode_columns, encode_columns
 
 # Of what the table wrote itself, checked when it came and by its CRC: no limit of today makes it unreadable.
 OWN_DATA = LimitsSection(max_tensor_bytes=(1 << 31) - 1, max_trajectory_bytes=1 << 34)
@@ -43,10 +43,13 @@ class TransitionTable(RingTable):
         name: str,
         settings: TransitionSettings,
         sink: EventSink,
+        max_sample_bytes: int,
         clock: Clock = time.monotonic,
         rng: np.random.Generator | None = None,
     ) -> None:
+        """`max_sample_bytes`: what no answer to a sample is above."""
         super().__init__(name, settings, sink, clock, rng or np.random.default_rng())
+        self._max_sample_bytes = max_sample_bytes
         self._n_step = settings.n_step
         self._discount = settings.discount
         # From the first insert on.
@@ -91,7 +94,8 @@ class TransitionTable(RingTable):
         events = []
         for begin, end in pairwise((0, *begins.tolist(), len(keys))):
             rows = {name: column[begin:end] for name, column in columns.items()}
-            events.append(self._event(keys[begin:end], lives[begin], int(sequences[begin]), rows))
+            priorities = self._ring.priorities_of(keys[begin:end])
+            events.append(_event(int(keys[begin]), lives[begin], int(sequences[begin]), rows, priorities))
         return events
 
     def restore(self, state: TableState, items: list[Inserted]) -> None:
@@ -134,9 +138,23 @@ class TransitionTable(RingTable):
             self._known = row_spec(columns)
 
     def _row_spec(self, trajectory: Trajectory) -> RowSpec:
-        """Of the rows made of it. Raises InvalidArgumentError if none can be made."""
+        """Of the rows made of it. Raises InvalidArgumentError if none can be made, kept or handed out."""
         one_step = Trajectory({name: array[:2] for name, array in trajectory.columns.items()})
-        return row_spec(self._build(one_step, None)[0])
+        spec = row_spec(self._build(one_step, None)[0])
+        try:
+            check_columns(spec, self._max_rows(spec))
+        except LimitError as error:
+            raise LimitError(
+                f"table {self._name!r} cannot keep transitions of these columns, with each observation "
+                f"twice: {error}"
+            ) from None
+        needed = _head_bytes(spec) + row_bytes(spec) + _ROW_OVERHEAD_BYTES
+        if needed > self._max_sample_bytes:
+            raise LimitError(
+                f"a transition of these columns takes {needed} bytes of an answer, which has "
+                f"{self._max_sample_bytes} (limits.max_message_bytes less headers): raise it, or send less"
+            )
+        return spec
 
     def _build(
         self, trajectory: Trajectory, priorities: np.ndarray | None
@@ -150,19 +168,17 @@ class TransitionTable(RingTable):
         columns = {name: np.concatenate([part[name] for part, _ in parts]) for name in parts[0][0]}
         given = [priorities for _, priorities in parts if priorities is not None]
         num_rows = sum(t.num_transitions for t in insertion.trajectories)
-        insertion.first_key = self._ring.next_key
-        if num_rows == 0:
-            return
-        self._add(
-            insertion.life,
-            insertion.sequence,
-            columns,
-            np.concatenate(given) if given else np.full(num_rows, self._ring.max_priority),
-        )
-        if not isinstance(self._sink, NoJournal):
-            keys = np.arange(insertion.first_key, self._ring.next_key, dtype=np.uint64)
-            event = self._event(keys, insertion.life, insertion.sequence, columns)
-            insertion.durable = self._sink.record(event)
+        first_key = self._ring.next_key
+        if num_rows:
+            priorities = np.concatenate(given) if given else np.full(num_rows, self._ring.max_priority)
+            life, sequence = insertion.life, insertion.sequence
+            event = None
+            if not isinstance(self._sink, NoJournal):
+                event = _event(first_key, life, sequence, columns, priorities)
+            self._add(life, sequence, columns, priorities)
+            if event is not None:
+                insertion.durable = self._sink.record(event)
+        insertion.first_key = first_key
 
     def _apply_inserted(self, event: Inserted) -> bool:
         columns = self._columns_of(event)
@@ -221,8 +237,7 @@ class TransitionTable(RingTable):
 
     def _take(self, num_items: int, max_bytes: int) -> Sampled:
         assert self._rows is not None
-        heads = sum(len(name) + _COLUMN_OVERHEAD_BYTES for name, _, _ in self._rows.spec)
-        most = (max_bytes - heads) // (self._rows.row_bytes + _ROW_OVERHEAD_BYTES)
+        most = (max_bytes - _head_bytes(self._rows.spec)) // (self._rows.row_bytes + _ROW_OVERHEAD_BYTES)
         keys, masses = self._draw(min(num_items, max(1, most)))
         sampled = self._state(Transitions(keys, masses, self._rows.read(keys)))
         self.ledger.sampled_bytes += len(keys) * self._rows.row_bytes
@@ -232,10 +247,6 @@ class TransitionTable(RingTable):
     def _state(self, transitions: Transitions | None) -> Sampled:
         num_items, mass = self._on_offer
         return Sampled((), transitions, num_items, self.num_bytes, mass)
-
-    def _event(self, keys: np.ndarray, life: Life, sequence: int, columns: Columns) -> Inserted:
-        payload = StoredPayload.of(encode_columns(columns))
-        return Inserted(int(keys[0]), len(keys), life, sequence, (payload,), self._ring.priorities_of(keys))
 
     def _columns_of(self, event: Inserted) -> Columns | None:
         """The rows of an event; None if they are damaged or not such as this table takes (any more).
@@ -265,6 +276,16 @@ def _split(insertion: Insertion) -> Iterable[np.ndarray | None]:
         return [None] * len(insertion.trajectories)
     sizes = [t.unroll_length * t.num_envs for t in insertion.trajectories]
     return np.split(insertion.priorities, np.cumsum(sizes)[:-1])
+
+
+def _event(first_key: int, life: Life, sequence: int, columns: Columns, priorities: np.ndarray) -> Inserted:
+    payload = StoredPayload.of(encode_columns(columns))
+    return Inserted(first_key, len(priorities), life, sequence, (payload,), priorities)
+
+
+def _head_bytes(spec: RowSpec) -> int:
+    """Of the columns in an answer, without their values."""
+    return sum(len(name.encode()) + _COLUMN_OVERHEAD_BYTES for name, _, _ in spec)
 
 
 def _describe(spec: RowSpec) -> str:

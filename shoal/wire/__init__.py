@@ -13,6 +13,7 @@ from shoal.wire.specs import (
 )
 from shoal.wire.tensors import columns_from_proto, tensor_from_proto, tensor_to_proto, write_columns
 from shoal.wire.trajectories import (
+    check_columns,
     decode_columns,
     decode_sequence,
     decode_trajectory,
@@ -23,6 +24,7 @@ from shoal.wire.trajectories import (
 __all__ = [
     "array_spec_from_proto",
     "array_spec_to_proto",
+    "check_columns",
     "check_protocol_version",
     "columns_from_proto",
     "decode_columns",

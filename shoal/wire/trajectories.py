@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -101,6 +101,14 @@ def encode_columns(columns: Columns) -> bytes:
     return message.SerializeToString()
 
 
+def check_columns(columns: Iterable[tuple[str, np.dtype, tuple[int, ...]]], num_rows: int) -> None:
+    """Raises LimitError if `encode_columns` would refuse so many rows: name, dtype and shape of one each.
+
+    Or `decode_columns`, but for its limits.
+    """
+    _layout_of(tuple([(name, dtype, (num_rows, *shape)) for name, dtype, shape in columns]))
+
+
 def decode_columns(payload: bytes, limits: LimitsSection) -> Columns:
     """Parse and check rows: `limits.max_trajectory_bytes` bounds all of them together."""
     message = _parse(payload)
@@ -151,19 +159,28 @@ def _read_columns(message: trajectory_pb2.Trajectory, layout: Layout) -> Columns
 
 @lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
 def _layout_of(arrays: tuple[tuple[str, np.dtype, tuple[int, ...]], ...]) -> tuple[bytes, Layout]:
-    """Of arrays that are to be sent: serialised, and as a plan. Limits are the receiver's."""
+    """Of arrays that are to be sent: serialised, and as a plan. Limits of their sizes are the receiver's."""
     message = trajectory_pb2.Layout()
     for name, dtype, shape in arrays:
         message.columns.add(name=name, dtype=DTYPE_TO_PROTO[dtype.name], shape=shape)
     specs = [ColumnSpec(name, dtype.name, shape) for name, dtype, shape in arrays]
-    return message.SerializeToString(deterministic=True), plan_layout(specs, sys.maxsize, sys.maxsize)
+    data = message.SerializeToString(deterministic=True)
+    _check_layout_bytes(data)
+    return data, plan_layout(specs, sys.maxsize, sys.maxsize)
+
+
+def _check_layout_bytes(data: bytes) -> None:
+    if len(data) > MAX_LAYOUT_BYTES:
+        raise LimitError(
+            f"layout of {len(data)} bytes: at most {MAX_LAYOUT_BYTES} are allowed, send fewer columns or "
+            "shorten their names"
+        )
 
 
 @lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
 def _layout_from_proto(data: bytes, max_column_bytes: int, max_bytes: int) -> Layout:
     """Parsed and checked; what is refused is not remembered."""
-    if len(data) > MAX_LAYOUT_BYTES:
-        raise LimitError(f"layout of {len(data)} bytes: at most {MAX_LAYOUT_BYTES} are allowed")
+    _check_layout_bytes(data)
     try:
         message = trajectory_pb2.Layout.FromString(data)
     except DecodeError:

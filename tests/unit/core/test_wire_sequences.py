@@ -15,7 +15,14 @@ from shoal.config.tree import LimitsSection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.records import Columns, Episode, Trajectory
 from shoal.v1 import trajectory_pb2
-from shoal.wire import decode_columns, decode_sequence, decode_trajectory, encode_columns, encode_trajectory
+from shoal.wire import (
+    check_columns,
+    decode_columns,
+    decode_sequence,
+    decode_trajectory,
+    encode_columns,
+    encode_trajectory,
+)
 
 LIMITS = LimitsSection()
 MAX_UINT64 = (1 << 64) - 1
@@ -194,6 +201,18 @@ def test_malformed_rows_are_refused(columns: Columns, reason: str) -> None:
     limits = LimitsSection(max_tensor_bytes=8000, max_trajectory_bytes=15_000)
     with pytest.raises(InvalidArgumentError, match=reason):
         decode_columns(encode_columns(columns), limits)
+
+
+def test_a_layout_that_nobody_would_read_is_not_written() -> None:
+    columns = {"a" * 65_520: np.zeros(1)}
+    assert_same_columns(decode_columns(encode_columns(columns), LIMITS), columns)
+    check_columns([(name, array.dtype, ()) for name, array in columns.items()], num_rows=1)
+    too_long = {"a" * 65_536: np.zeros(1)}
+    for encode in (encode_columns, lambda columns: encode_trajectory(Trajectory(columns))):
+        with pytest.raises(LimitError, match=r"layout of \d+ bytes: at most 65536"):
+            encode(too_long)
+    with pytest.raises(LimitError, match="layout of"):
+        check_columns([(name, array.dtype, ()) for name, array in columns.items()], num_rows=1 << 40)
 
 
 @given(st.binary(max_size=300))

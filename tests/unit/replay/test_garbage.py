@@ -48,7 +48,7 @@ def sequences(sink: EventSink, max_ram_bytes: int | None = None) -> SequenceTabl
 
 def transitions(sink: EventSink) -> TransitionTable:
     settings = TransitionSettings(max_items=NUM_ITEMS, alpha=0.5)
-    return TransitionTable("train", settings, sink, asyncio.get_running_loop().time)
+    return TransitionTable("train", settings, sink, 1 << 20, asyncio.get_running_loop().time)
 
 
 async def fill(table: SequenceTable | TransitionTable) -> None:

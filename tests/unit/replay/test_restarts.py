@@ -45,7 +45,9 @@ def sequences(**settings: Any) -> MakeTable:
 def transitions(**settings: Any) -> MakeTable:
     def make(sink: EventSink) -> TransitionTable:
         clock = asyncio.get_running_loop().time
-        return TransitionTable("train", TransitionSettings(**settings), sink, clock, np.random.default_rng(0))
+        return TransitionTable(
+            "train", TransitionSettings(**settings), sink, PLENTY, clock, np.random.default_rng(0)
+        )
 
     return make
 

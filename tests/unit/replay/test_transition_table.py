@@ -38,6 +38,7 @@ def make_table(sink: EventSink | None = None, **settings: Any) -> TransitionTabl
         "train",
         TransitionSettings(**{"max_items": 16, **settings}),
         sink or NoJournal(),
+        PLENTY,
         asyncio.get_running_loop().time,
         np.random.default_rng(0),
     )
