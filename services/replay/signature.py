@@ -14,7 +14,7 @@ import numpy as np
 from shoal.errors import FailedPreconditionError, InvalidArgumentError
 from shoal.records import ArraySpec, Trajectory
 
-# How the unroll length is kept among the specs: the one entry of a shape. No column has such a name in use.
+# How the unroll length is kept among the specs: the one entry of a shape. No column may have this name.
 UNROLL_LENGTH = "(unroll_length)"
 # Of a signature in a message: senders choose the names of columns, and with them its length.
 _MAX_TEXT = 4000
@@ -72,6 +72,7 @@ class Signature:
         knows otherwise.
         """
         specs = tuple(specs)
+        _check_names(spec.name for spec in specs)
         known = {spec.name: spec for spec in self._known()}
         for spec in specs:
             mine = known.get(spec.name)
@@ -120,6 +121,7 @@ class Fit:
         It is complete by itself, as `shoal.wire.decode_trajectory` sees to.
         """
         if not self.columns:
+            _check_names(trajectory.columns)
             # What was declared must be there.
             specs = {spec.name: spec for spec in _specs_of(trajectory)} | self._declared
             self.columns = {name: _column(spec) for name, spec in specs.items()}
@@ -130,6 +132,11 @@ class Fit:
             if trajectory.unroll_length != self.unroll_length:
                 raise Refused(_other_length(trajectory, self.columns, self.unroll_length), "signature")
         _check_values(trajectory, self.columns)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    if UNROLL_LENGTH in names:
+        raise Refused(f"column {UNROLL_LENGTH} has a name that the table uses itself: rename it", "invalid")
 
 
 def _check_columns(trajectory: Trajectory, columns: dict[str, _Column]) -> None:

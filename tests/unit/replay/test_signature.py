@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from services.replay.signature import Refused, Signature
+from services.replay.signature import UNROLL_LENGTH, Refused, Signature
 from services.replay.tables import REJECT_REASONS
 from shoal.errors import FailedPreconditionError, InvalidArgumentError
 from shoal.records import ACTION, FIRST, OBSERVATION, REWARD, ArraySpec, Columns, Trajectory
@@ -228,6 +228,20 @@ def test_survives_a_restart_through_the_journal() -> None:
     # As of a table that never had an insert.
     after.restore(())
     check(after, trajectory(steps=7, reward=None))
+
+
+@pytest.mark.parametrize("fixes_unroll_length", [True, False])
+def test_the_name_that_the_unroll_length_is_kept_under_is_refused(fixes_unroll_length: bool) -> None:
+    reserved = np.zeros((5, 2), np.float32)
+    signature = Signature(fixes_unroll_length=fixes_unroll_length)
+    reason, message = refusal(signature, trajectory(**{UNROLL_LENGTH: reserved}))
+    assert (reason, "column (unroll_length)" in message) == ("invalid", True)
+    with pytest.raises(Refused, match="rename it") as caught:
+        signature.declared([ArraySpec(UNROLL_LENGTH, "float32", ())])
+    assert caught.value.reason == "invalid"
+    check(signature, trajectory())
+    # Later on it is one column too many, like any other.
+    assert refusal(signature, trajectory(**{UNROLL_LENGTH: reserved}))[0] == "signature"
 
 
 def test_hostile_names_make_neither_long_nor_several_lines() -> None:

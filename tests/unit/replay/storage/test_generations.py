@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from services.replay.shard import Shard
+from services.replay.signature import UNROLL_LENGTH
 from services.replay.storage.segments import UNKNOWN_KEY, Segment, holds_any
 from shoal.clients.replay_shard import Append, Outcome
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
@@ -21,7 +22,8 @@ from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.journal.events import Inserted, TableState
 from shoal.journal.reader import Entry, list_segments, read_segment
 from shoal.records import ArraySpec, Life
-from tests.unit.replay.payloads import payload
+from shoal.wire import encode_trajectory
+from tests.unit.replay.payloads import payload, trajectory
 from tests.unit.replay.storage.faulty_files import FaultyFiles
 from tests.unit.replay.storage.test_segments import Rig, payloads
 
@@ -94,6 +96,25 @@ def test_the_signature_outlives_kill_9_after_the_first_ack(
         assert await append(again, 4, rows=7) is longer
         assert await append(again, 1) is Outcome.DUPLICATE
         await shard.close()
+        await again.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_no_column_has_a_name_that_makes_the_files_unreadable(tmp_path: Path, kind: str) -> None:
+    async def main() -> None:
+        shard = await opened(tmp_path, SETTINGS[kind])
+        made = trajectory(envs=1)
+        made.columns[UNROLL_LENGTH] = np.zeros((3, 1), np.float32)
+        data = encode_trajectory(made)
+        assert (await shard.append(LIFE, "t", Append(0, (data,)))).outcome is Outcome.REJECTED
+        assert shard.tables["t"].table.ledger.num_rejected["invalid"] == 1
+        assert await append(shard, 1) is Outcome.STORED
+        await shard.close()
+        again = await opened(tmp_path, SETTINGS[kind])
+        assert again.tables["t"].num_recovered > 0
+        assert await append(again, 2) is Outcome.STORED
         await again.close()
 
     run(main())
