@@ -18,7 +18,9 @@ class RateLimiter:
     `surplus` is how many samples the inserts have paid for that were not taken yet, counted from the
     insert that makes `min_items` on; those before it pay for nothing. Each side is checked before it moves:
     one append may overshoot by as much as it inserts, and since `tolerance` is above 0 the two sides never
-    wait for each other. Without `samples_per_insert` only `min_items` counts.
+    wait for each other. Below `min_items` an insert always goes; one that the ratio would have made wait pays
+    for nothing, or a table that is kept that small would owe more and more samples. Without
+    `samples_per_insert` only `min_items` counts.
 
     All numbers of items are of items that can be sampled.
     """
@@ -50,7 +52,8 @@ class RateLimiter:
         return max(0, math.ceil(self.surplus + self._tolerance))
 
     def inserted(self, num_items: int) -> None:
-        self._num_inserts += num_items
+        if self.surplus < self._tolerance:
+            self._num_inserts += num_items
 
     def sampled(self, num_samples: int) -> None:
         self._num_samples += num_samples

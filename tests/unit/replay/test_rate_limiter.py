@@ -18,7 +18,10 @@ TOLERANCES = st.sampled_from([1 / 1024, 0.5, 1.0, 8.0, 1000.0])
 
 
 class Model:
-    """Every insert past the minimum adds `ratio` to what is owed, every sample takes 1 off; exactly."""
+    """Every insert past the minimum adds `ratio` to what is owed, every sample takes 1 off; exactly.
+
+    But no insert adds to what is owed beyond the tolerance.
+    """
 
     def __init__(self, ratio: float, tolerance: float, min_items: int) -> None:
         self.ratio, self.tolerance, self.min_items = Fraction(ratio), Fraction(tolerance), min_items
@@ -26,6 +29,10 @@ class Model:
 
     def may_insert(self, num_items: int) -> bool:
         return num_items < self.min_items or self.owed < self.tolerance
+
+    def inserted(self, num_items: int) -> None:
+        if self.owed < self.tolerance:
+            self.owed += self.ratio * num_items
 
     def may_sample(self, num_items: int) -> int:
         """Samples one by one until the next one has to wait."""
@@ -38,17 +45,17 @@ class Model:
         return count
 
 
-# True: an append of that many items; False: a request for that many samples.
-MOVES = st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60)
+# An append of that many items, a request for that many samples, or so many items that are gone.
+MOVES = st.lists(st.tuples(st.sampled_from(["insert", "sample", "lose"]), st.integers(1, 40)), max_size=60)
 
 
 @given(EXACT_RATIOS, TOLERANCES, st.integers(1, 20), MOVES, st.sets(st.integers(0, 60)))
 def test_goes_with_the_model_and_keeps_the_ratio(
-    ratio: float, tolerance: float, min_items: int, moves: Sequence[tuple[bool, int]], restarts: set[int]
+    ratio: float, tolerance: float, min_items: int, moves: Sequence[tuple[str, int]], restarts: set[int]
 ) -> None:
     limiter, model = RateLimiter(ratio, tolerance, min_items), Model(ratio, tolerance, min_items)
-    num_items = num_samples = largest = 0
-    for number, (is_insert, wanted) in enumerate(moves):
+    num_items = largest = 0
+    for number, (move, wanted) in enumerate(moves):
         if number in restarts:
             counters = {"num_inserted": 7.0, **limiter.counters()}
             limiter = RateLimiter(ratio, tolerance, min_items)
@@ -57,20 +64,21 @@ def test_goes_with_the_model_and_keeps_the_ratio(
         assert may_insert or may_sample, "both sides wait for each other"
         assert may_insert == model.may_insert(num_items)
         assert may_sample == model.may_sample(num_items)
-        if is_insert and may_insert:
+        if move == "insert" and may_insert:
             limiter.inserted(wanted)
-            model.owed += model.ratio * wanted
+            model.inserted(wanted)
             num_items += wanted
             largest = max(largest, wanted)
-        elif not is_insert and may_sample:
+        elif move == "sample" and may_sample:
             taken = min(wanted, may_sample)
             limiter.sampled(taken)
             model.owed -= taken
-            num_samples += taken
+        elif move == "lose":
+            num_items = max(0, num_items - wanted)
         assert limiter.surplus == model.owed
+        assert limiter.surplus < tolerance + ratio * largest
         if num_items >= min_items:
-            ahead = ratio * (num_items - min_items) - num_samples
-            assert -tolerance - 1 < ahead < tolerance + ratio * largest
+            assert limiter.surplus > -tolerance - 1
 
 
 @given(RATIOS, TOLERANCES, st.integers(1, 20), st.integers(1, 50), st.integers(1, 50))
@@ -134,6 +142,19 @@ def test_a_table_that_lost_its_items_is_filled_again() -> None:
     assert not limiter.may_insert(100)
     assert limiter.may_insert(9)
     assert limiter.may_sample(9) == 0
+
+
+def test_a_table_that_never_holds_enough_owes_no_more_than_any_other() -> None:
+    """As many items as its bytes allow are below the minimum: inserts go on and nothing is sampled."""
+    limiter = RateLimiter(4.0, 100.0, 10)
+    for _ in range(10_000):
+        assert limiter.may_insert(9)
+        limiter.inserted(1)
+    assert limiter.surplus == 100.0
+    # Once there are enough, the learner owes no more than the tolerance and all goes on.
+    assert not limiter.may_insert(10)
+    limiter.sampled(1)
+    assert limiter.may_insert(10)
 
 
 def test_without_a_ratio_only_the_minimum_counts() -> None:
