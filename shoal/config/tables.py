@@ -83,6 +83,16 @@ class SampledTable(TableSection):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_keep_the_ratio(self) -> SampledTable:
+        ratio, most = self.samples_per_insert, self.max_times_sampled
+        if ratio is not None and most is not None and ratio > most:
+            raise ValueError(
+                f"samples_per_insert ({ratio:g}) is above max_times_sampled ({most}): items would be gone "
+                "before they were sampled that often; lower the one or raise the other"
+            )
+        return self
+
 
 class SequenceTable(SampledTable):
     """Sequences of one environment each, stored compressed; the unrolls of a sequence are stored once."""

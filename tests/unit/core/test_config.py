@@ -80,6 +80,10 @@ def test_secrets_are_never_written_or_shown() -> None:
             "config key 'replay.tables.train': overlap_unrolls (2) must be below unrolls (2)",
         ),
         (
+            "replay.tables.train={kind: transition, samples_per_insert: 2.5, max_times_sampled: 2}",
+            "samples_per_insert (2.5) is above max_times_sampled (2)",
+        ),
+        (
             "replay.tables.train.kind=seq",
             "key 'replay.tables.train.kind': 'seq' is not one of the kinds queue, sequence, transition",
         ),

@@ -102,7 +102,7 @@ SHARED = st.fixed_dictionaries(
         "min_items": st.sampled_from([1, 3]),
     },
     optional={"samples_per_insert": st.sampled_from([0.5, 4.0]), "ratio_tolerance": st.just(3.0)},
-)
+).filter(lambda shared: shared.get("samples_per_insert", 0) <= (shared["max_times_sampled"] or 4.0))
 SEQUENCES = st.builds(
     lambda shared, shape, max_bytes: sequences(
         **shared, unrolls=shape[0], overlap_unrolls=shape[1], max_bytes=max_bytes
