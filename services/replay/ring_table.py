@@ -7,6 +7,7 @@ moment is the one after all events told so far.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -21,6 +22,8 @@ from shoal.config.tables import TransitionTable as TransitionSettings
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, LimitError
 from shoal.journal.events import Event, Inserted, PrioritiesSet, Removed, SampledOnce, TableState
 from shoal.metrics import Clock
+
+log = logging.getLogger(__name__)
 
 _NO_KEYS = np.zeros(0, np.uint64)
 _MAX_PRIORITY = "max_priority"
@@ -41,13 +44,14 @@ class RingTable(ABC):
         self._name = name
         self._settings = settings
         self._sink = sink
+        self._has_warned = False
         self._ring = PriorityRing(settings.max_items, settings.alpha, settings.max_times_sampled, rng)
         self._limiter = RateLimiter(settings.samples_per_insert, settings.ratio_tolerance, settings.min_items)
         self._gate = Gate(
             self.ledger,
             clock,
             may_insert=lambda _: self._limiter.may_insert(self._ring.num_sampleable),
-            store=self._store,
+            store=self._store_in_turn,
             may_sample=lambda: self._limiter.may_sample(self._ring.num_sampleable) > 0,
         )
 
@@ -174,6 +178,21 @@ class RingTable(ABC):
             case PrioritiesSet():
                 there = self._has_priority(event.keys)
                 self._set_priorities(event.keys[there], event.priorities[there])
+
+    def _store_in_turn(self, insertion: Insertion) -> None:
+        num_evicted, room, next_key = self.ledger.num_evicted, self._ring.room, self._ring.next_key
+        self._store(insertion)
+        is_small = self._ring.num_sampleable < self._settings.min_items
+        if is_small and self.ledger.num_evicted > num_evicted and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "table %s: items are evicted while %d can be sampled and min_items is %d: as long as that is "
+                "so, nothing is sampled; raise %s, or lower min_items",
+                self._name,
+                self._ring.num_sampleable,
+                self._settings.min_items,
+                "max_items" if self._ring.next_key - next_key > room else "max_bytes",
+            )
 
     # For subclasses.
 

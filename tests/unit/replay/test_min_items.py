@@ -1,4 +1,7 @@
-"""A table with fewer than `min_items` items offers none: a sampler of several shards goes on without it."""
+"""A table with fewer than `min_items` items offers none: a sampler of several shards goes on without it.
+
+One that can never hold as many says so.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import asyncio
 
 import pytest
 
+from services.replay.n_step import build_transitions
 from services.replay.shard import Shard
 from shoal.clients.replay_local import InProcessReplayClient
-from shoal.clients.replay_shard import Append, ReplayShardClient
+from shoal.clients.replay_shard import Append, Outcome, ReplayShardClient
 from shoal.config.tables import AnyTable, SequenceTable, TransitionTable
 from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.rpc.addresses import Address
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.clients.sampling import sampling
-from tests.unit.replay.payloads import payload
+from tests.unit.replay.payloads import payload, trajectory
 from tests.unit.replay.shards import LIFE, stats_of
 from tests.unit.replay.virtual_time import run
 
@@ -74,3 +78,35 @@ def test_batches_flow_while_one_of_two_shards_has_too_few_items(table: AnyTable)
             assert {source.address.target for source in batch.refs.sources} == {"a", "b"}
 
     run(main())
+
+
+ROW_BYTES = sum(rows[0].nbytes for rows in build_transitions(trajectory(rows=2, envs=1), 1, 0.99)[0].values())
+
+
+@pytest.mark.parametrize(
+    ("table", "setting"),
+    [
+        (SequenceTable(min_items=4, max_bytes=4 * len(payload(rows=2, envs=1)) - 1), "max_bytes"),
+        (TransitionTable(min_items=4, max_bytes=4 * ROW_BYTES - 1), "max_bytes"),
+        # Each unroll is of another stream: none of four becomes a sequence of four.
+        (SequenceTable(min_items=1, max_items=4, unrolls=4), "max_items"),
+        (TransitionTable(min_items=4, max_items=4), None),
+    ],
+)
+def test_a_table_that_never_holds_enough_says_once_what_to_raise(
+    table: AnyTable, setting: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        local = LocalShard("a", table)
+        for sequence in range(12):
+            one = payload(rows=2, envs=1, stream=sequence)
+            assert (
+                await local.shard.append(LIFE, "train", Append(sequence, (one,)))
+            ).outcome is Outcome.STORED
+        assert stats_of(local.shard).num_evicted > 0
+
+    run(main())
+    warnings = [record.getMessage() for record in caplog.records if "min_items" in record.getMessage()]
+    assert len(warnings) == (setting is not None)
+    for warning in warnings:
+        assert f"nothing is sampled; raise {setting}, or lower min_items" in warning
