@@ -184,11 +184,18 @@ class Chains:
         return members
 
     def _distance_to_newest_end(self, key: int) -> int:
-        """From one end to the last one after it; looks no further than matters."""
+        """From one end to the last one after it; looks no further than matters.
+
+        As far as matters if the chain is broken before the newest unroll: nothing will ever continue it.
+        """
         newest = 0
         for distance in range(1, self._length + 1):
-            if not (key := self._following[self._slot(key)]):
-                break
+            slot = self._slot(key)
+            if not (following := self._following[slot]):
+                life = self._lives[slot]
+                assert life is not None
+                return newest if self._tails.get((life, self._streams[slot])) == key else self._overlap
+            key = following
             if self._ends[self._slot(key)]:
                 newest = distance
         return newest
