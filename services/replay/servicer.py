@@ -69,7 +69,7 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         if hello is grpc.aio.EOF:
             return
         life, table, declared = _hello_from_proto(hello)
-        begin_append = self._backend.begin_append
+        begin_append = partial(self._backend.begin_append, life, table, declared=declared)
         self._backend.check_append(life, table, declared)
         # Tells the client that its hello was accepted, before there is anything to answer.
         await context.send_initial_metadata(((ACCEPTED_KEY, "1"),))
@@ -81,7 +81,7 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
         reader = ReadAhead(read, lambda items: items.num_bytes, MAX_PENDING_APPENDS, MAX_PENDING_BYTES)
         with _tracked(reader, self._append_readers, self._metrics.append_streams):
             pending: asyncio.Queue[PendingAck | Exception | None] = asyncio.Queue(MAX_PENDING_APPENDS)
-            storing = asyncio.create_task(_store(reader, partial(begin_append, life, table), pending))
+            storing = asyncio.create_task(_store(reader, begin_append, pending))
             try:
                 while (answer := await pending.get()) is not None:
                     if isinstance(answer, Exception):

@@ -90,12 +90,24 @@ class Shard:
         if declared:
             into.signature.declared(declared)
 
-    async def append(self, life: Life, table: str, append: Append, waited_s: float = 0.0) -> Ack:
-        pending = await self.begin_append(life, table, append, waited_s)
+    async def append(
+        self,
+        life: Life,
+        table: str,
+        append: Append,
+        waited_s: float = 0.0,
+        declared: Sequence[ArraySpec] = (),
+    ) -> Ack:
+        pending = await self.begin_append(life, table, append, waited_s, declared)
         return await pending.ack()
 
     async def begin_append(
-        self, life: Life, table: str, append: Append, waited_s: float = 0.0
+        self,
+        life: Life,
+        table: str,
+        append: Append,
+        waited_s: float = 0.0,
+        declared: Sequence[ArraySpec] = (),
     ) -> _PendingAck:
         into = self._table(table)
         ledger = into.table.ledger
@@ -111,7 +123,7 @@ class Shard:
             return _PendingAck(Ack(append.sequence, Outcome.PENDING))
         insertion = Insertion(life, append.sequence, append.payloads, (), append.priorities)
         try:
-            self._check(into, insertion)
+            self._check(into, insertion, declared)
             if not await into.has_room(deadline - now()):
                 ledger.num_insert_timeouts += 1
                 return _PendingAck(Ack(append.sequence, Outcome.TIMED_OUT))
@@ -170,7 +182,7 @@ class Shard:
             if table.on_disk or not on_disk_only:
                 table.table.stop_samples()
 
-    def _check(self, into: StoredTable, insertion: Insertion) -> None:
+    def _check(self, into: StoredTable, insertion: Insertion, declared: Sequence[ArraySpec]) -> None:
         """Decodes the trajectories. Raises InvalidArgumentError for what must not be stored."""
         num_payloads = len(insertion.payloads)
         if not 1 <= num_payloads <= MAX_PAYLOADS:
@@ -186,7 +198,7 @@ class Shard:
         if priorities is not None and not (np.isfinite(priorities) & (priorities >= 0)).all():
             raise Refused("a priority is not a finite number of at least 0", "not_finite")
         try:
-            into.check(insertion, self._decode(insertion.payloads))
+            into.check(insertion, self._decode(insertion.payloads), declared)
         except InvalidArgumentError:
             raise
         except Exception:

@@ -6,7 +6,7 @@ samples then has the same columns in every item, and no NaN, infinity or categor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,14 +38,13 @@ class _Column:
 
 
 class Signature:
-    """Unknown at first. Senders may declare columns beforehand; the first insert fixes all of them.
+    """Unknown at first; the first insert fixes all columns, with what its sender declared of them.
 
     `fixes_unroll_length`: the number of steps is fixed as well, as a table of sequences needs it.
     """
 
     def __init__(self, *, fixes_unroll_length: bool = False) -> None:
         self._fixes_unroll_length = fixes_unroll_length
-        self._declared: dict[str, ArraySpec] = {}
         # Empty until the first insert.
         self._columns: dict[str, _Column] = {}
         self._unroll_length: int | None = None
@@ -65,39 +64,31 @@ class Signature:
         self._unroll_length = unroll_length.shape[0] if unroll_length else None
         self._columns = {name: _column(spec) for name, spec in known.items()}
 
-    def declared(self, specs: Iterable[ArraySpec]) -> None:
+    def declared(self, specs: Sequence[ArraySpec]) -> None:
         """What a sender says of its columns before it appends; all of it is taken over, or nothing.
 
         0 categories mean that it does not know. Raises FailedPreconditionError, with both, if the table
-        knows otherwise.
+        knows otherwise. A table that knows nothing yet is told again with each append: who never appends
+        decides nothing.
         """
-        specs = tuple(specs)
-        _check_names(spec.name for spec in specs)
-        known = {spec.name: spec for spec in self._known()}
-        for spec in specs:
-            mine = known.get(spec.name)
-            if mine is None and not self._columns:
-                mine = spec
-            if mine is None or _disagree(mine, spec):
-                raise FailedPreconditionError(_difference(spec, mine, specs, self._known()))
-            known[spec.name] = replace(mine, num_categories=mine.num_categories or spec.num_categories)
+        columns = _with_declared(self._columns, specs)
         if self._columns:
-            self._columns = {name: _column(spec) for name, spec in known.items()}
-        else:
-            self._declared = known
+            self._columns = columns
 
-    def fit(self) -> Fit:
-        """To check an append with; if that is stored, `fix` it."""
-        return Fit(self._columns, self._unroll_length, self._declared, self._fixes_unroll_length)
+    def fit(self, declared: Sequence[ArraySpec] = ()) -> Fit:
+        """To check an append with, of a sender that declared this; if that is stored, `fix` it.
+
+        Raises Refused if the table has come to know otherwise.
+        """
+        try:
+            columns = _with_declared(self._columns, declared)
+        except FailedPreconditionError as error:
+            raise Refused(str(error), "signature") from None
+        return Fit(columns, self._unroll_length, bool(self._columns), self._fixes_unroll_length)
 
     def fix(self, fit: Fit) -> None:
         """What the append was like is what all have to be like from now on."""
         self._columns, self._unroll_length = fit.columns, fit.unroll_length
-
-    def _known(self) -> tuple[ArraySpec, ...]:
-        if self._columns:
-            return tuple(column.spec for column in self._columns.values())
-        return tuple(self._declared.values())
 
 
 class Fit:
@@ -107,12 +98,13 @@ class Fit:
         self,
         columns: dict[str, _Column],
         unroll_length: int | None,
-        declared: dict[str, ArraySpec],
+        is_complete: bool,
         fixes_unroll_length: bool,
     ) -> None:
+        """Unless `is_complete`, trajectories may have other columns besides these."""
         self.columns = columns
         self.unroll_length = unroll_length
-        self._declared = declared
+        self._is_complete = is_complete
         self._fixes_unroll_length = fixes_unroll_length
 
     def check(self, trajectory: Trajectory) -> None:
@@ -120,11 +112,11 @@ class Fit:
 
         It is complete by itself, as `shoal.wire.decode_trajectory` sees to.
         """
-        if not self.columns:
+        if not self._is_complete:
             _check_names(trajectory.columns)
             # What was declared must be there.
-            specs = {spec.name: spec for spec in _specs_of(trajectory)} | self._declared
-            self.columns = {name: _column(spec) for name, spec in specs.items()}
+            self.columns = {spec.name: _column(spec) for spec in _specs_of(trajectory)} | self.columns
+            self._is_complete = True
         _check_columns(trajectory, self.columns)
         if self._fixes_unroll_length:
             if self.unroll_length is None:
@@ -132,6 +124,24 @@ class Fit:
             if trajectory.unroll_length != self.unroll_length:
                 raise Refused(_other_length(trajectory, self.columns, self.unroll_length), "signature")
         _check_values(trajectory, self.columns)
+
+
+def _with_declared(columns: dict[str, _Column], specs: Sequence[ArraySpec]) -> dict[str, _Column]:
+    """Columns with the categories that they lack; of no columns, those that are declared."""
+    _check_names(spec.name for spec in specs)
+    known = columns.copy()
+    for spec in specs:
+        mine = known.get(spec.name)
+        if mine is None and not columns:
+            mine = _column(spec)
+        if mine is None or _disagree(mine.spec, spec):
+            all_known = [column.spec for column in known.values()]
+            mine_spec = None if mine is None else mine.spec
+            raise FailedPreconditionError(_difference(spec, mine_spec, specs, all_known))
+        if spec.num_categories and not mine.spec.num_categories:
+            mine = _column(replace(mine.spec, num_categories=spec.num_categories))
+        known[spec.name] = mine
+    return known
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from shoal.config.tables import TransitionTable as TransitionSettings
 from shoal.config.tree import LimitsSection
 from shoal.journal.events import Event, Inserted, TableState
 from shoal.metrics import Clock
-from shoal.records import FIRST, Trajectory
+from shoal.records import FIRST, ArraySpec, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -110,12 +110,14 @@ class StoredTable:
         if self._payloads is not None:
             self._payloads.close()
 
-    def check(self, insertion: Insertion, trajectories: Iterable[Trajectory]) -> None:
+    def check(
+        self, insertion: Insertion, trajectories: Iterable[Trajectory], declared: Sequence[ArraySpec] = ()
+    ) -> None:
         """Take over what the append holds. Raises InvalidArgumentError for what this table can never store.
 
         One after another: of what is unpacked, only what the table needs is kept, and memory used again.
         """
-        fit = self.signature.fit()
+        fit = self.signature.fit(declared)
         kept = []
         for trajectory in trajectories:
             fit.check(trajectory)

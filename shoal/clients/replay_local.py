@@ -45,7 +45,7 @@ class InProcessReplayClient:
 
     async def open_append(self, life: Life, table: str, declared: Sequence[ArraySpec] = ()) -> AppendStream:
         self._backend.check_append(life, table, declared)
-        stream = _InProcessAppendStream(self._backend, life, table)
+        stream = _InProcessAppendStream(self._backend, life, table, declared)
         self._remember(stream)
         return stream
 
@@ -131,9 +131,9 @@ class _Pipe(Generic[Answer]):
 
 
 class _InProcessAppendStream(_Pipe[Ack]):
-    def __init__(self, backend: ReplayBackend, life: Life, table: str) -> None:
+    def __init__(self, backend: ReplayBackend, life: Life, table: str, declared: Sequence[ArraySpec]) -> None:
         super().__init__()
-        self._append = partial(backend.append, life, table)
+        self._append = partial(backend.append, life, table, declared=declared)
 
     async def send(self, append: Append) -> None:
         await self._put(partial(self._append, append))

@@ -215,9 +215,25 @@ class ReplayBackend(Protocol):
         """
         ...
 
-    async def append(self, life: Life, table: str, append: Append, waited_s: float = 0.0) -> Ack: ...
+    async def append(
+        self,
+        life: Life,
+        table: str,
+        append: Append,
+        waited_s: float = 0.0,
+        declared: Sequence[ArraySpec] = (),
+    ) -> Ack:
+        """`declared`: what the stream that it came on declared; all of it counts with the first insert."""
+        ...
 
-    async def begin_append(self, life: Life, table: str, append: Append, waited_s: float = 0.0) -> PendingAck:
+    async def begin_append(
+        self,
+        life: Life,
+        table: str,
+        append: Append,
+        waited_s: float = 0.0,
+        declared: Sequence[ArraySpec] = (),
+    ) -> PendingAck:
         """The first half of `append`: returns when it is stored or refused, though perhaps not yet safe.
 
         So the next one of the same stream can be stored while the disk is busy with this one.

@@ -225,10 +225,27 @@ def test_unknown_tables_and_bad_requests() -> None:
             shard.update_priorities("train", KEYS.astype(np.int64), np.ones(1))
         with pytest.raises(FailedPreconditionError, match="no priorities"):
             shard.update_priorities("train", KEYS, np.ones(1))
-        for declared in ((), (ArraySpec("x", "float32", ()),), (ArraySpec("x", "float32", (), 7),)):
-            shard.check_append(LIFE, "train", declared)
+        with pytest.raises(FailedPreconditionError, match="x float64"):
+            shard.check_append(LIFE, "train", (ArraySpec("x", "float32", ()), ArraySpec("x", "float64", ())))
+
+    run(main())
+
+
+def test_what_a_stream_declares_counts_once_it_appends() -> None:
+    async def main() -> None:
+        shard = make_shard()
+        # Neither appends: who does is not bound by either.
+        shard.check_append(LIFE, "train", (ArraySpec("x", "float32", ()),))
+        shard.check_append(LIFE, "train", (ArraySpec("x", "float64", ()),))
+        declared = (ArraySpec("action", "int64", (), 1),)
+        shard.check_append(LIFE, "train", declared)
+        ack = await shard.append(LIFE, "train", an(0, payload(1)), declared=declared)
+        assert "1 categories" in ack.reason
+        ack = await shard.append(LIFE, "train", an(1, payload(0)), declared=declared)
+        assert ack.outcome is Outcome.STORED
         with pytest.raises(FailedPreconditionError, match="x float64"):
             shard.check_append(LIFE, "train", (ArraySpec("x", "float64", ()),))
+        shard.check_append(LIFE, "train", declared)
 
     run(main())
 

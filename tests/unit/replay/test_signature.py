@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -30,18 +30,20 @@ def trajectory(*, steps: int = 4, envs: int = 2, **changed: np.ndarray | None) -
     return Trajectory({name: array for name, array in given.items() if changed.get(name, array) is not None})
 
 
-def check(signature: Signature, *trajectories: Trajectory) -> None:
-    """An append that is stored if it fits."""
-    fit = signature.fit()
+def check(signature: Signature, *trajectories: Trajectory, declared: Sequence[ArraySpec] = ()) -> None:
+    """An append that is stored if it fits, of a sender that declared this."""
+    fit = signature.fit(declared)
     for trajectory in trajectories:
         fit.check(trajectory)
     signature.fix(fit)
 
 
-def refusal(signature: Signature, *trajectories: Trajectory) -> tuple[str, str]:
+def refusal(
+    signature: Signature, *trajectories: Trajectory, declared: Sequence[ArraySpec] = ()
+) -> tuple[str, str]:
     """The reason and the message, which is one line."""
     with pytest.raises(Refused) as caught:
-        check(signature, *trajectories)
+        check(signature, *trajectories, declared=declared)
     assert isinstance(caught.value, InvalidArgumentError)
     assert caught.value.reason in REJECT_REASONS
     message = str(caught.value)
@@ -51,8 +53,7 @@ def refusal(signature: Signature, *trajectories: Trajectory) -> tuple[str, str]:
 
 def fixed(*declared: ArraySpec, **kwargs: bool) -> Signature:
     signature = Signature(**kwargs)
-    signature.declared(declared)
-    check(signature, trajectory())
+    check(signature, trajectory(), declared=declared)
     return signature
 
 
@@ -162,28 +163,57 @@ def test_categories_must_be_in_range() -> None:
 
 
 def test_empty_columns_are_in_range() -> None:
-    signature = Signature()
-    signature.declared([ArraySpec("nothing", "int64", (0,), num_categories=3)])
-    check(signature, trajectory(nothing=np.zeros((5, 2, 0), np.int64)))
+    declared = [ArraySpec("nothing", "int64", (0,), num_categories=3)]
+    check(Signature(), trajectory(nothing=np.zeros((5, 2, 0), np.int64)), declared=declared)
 
 
-def test_what_was_declared_binds_the_first_insert() -> None:
+def test_what_was_declared_binds_the_first_insert_of_its_sender() -> None:
     signature = Signature()
-    signature.declared([ArraySpec(OBSERVATION, "float32", (8,)), ACTION_OF_4])
-    _, message = refusal(signature, trajectory())
+    declared = [ArraySpec(OBSERVATION, "float32", (8,)), ACTION_OF_4]
+    _, message = refusal(signature, trajectory(), declared=declared)
     assert message.startswith("column observation float32[3] differs from the table's")
     assert "The table has: observation float32[8], action int64[] of 4 categories" in message
-    _, message = refusal(signature, trajectory(observation=None))
+    _, message = refusal(signature, trajectory(observation=None), declared=declared)
     assert message.startswith("column observation float32[8] is missing")
-    # Hellos alone fix nothing that would be kept.
     assert signature.specs == ()
-    check(signature, trajectory(observation=np.ones((5, 2, 8), np.float32)))
+    check(signature, trajectory(observation=np.ones((5, 2, 8), np.float32)), declared=declared)
     assert ACTION_OF_4 in signature.specs
 
 
-@pytest.mark.parametrize("make", [Signature, fixed], ids=["before", "after the first insert"])
-def test_declarations_must_agree_with_each_other_and_with_the_table(make: Callable[[], Signature]) -> None:
-    signature = make()
+def test_who_never_appends_decides_nothing() -> None:
+    signature = Signature()
+    for width in range(100):
+        signature.declared([ArraySpec(OBSERVATION, "int32", (width,)), ArraySpec(f"x{width}", "int64", ())])
+    check(signature, trajectory(), declared=[ACTION_OF_4])
+    assert set(signature.specs) == {ACTION_OF_4, *fixed().specs} - {ArraySpec(ACTION, "int64", ())}
+
+
+def test_of_senders_that_disagree_the_first_to_append_decides() -> None:
+    signature = Signature()
+    of_5 = ArraySpec(ACTION, "int64", (), num_categories=5)
+    signature.declared([ACTION_OF_4])
+    signature.declared([of_5])
+    check(signature, trajectory(), declared=[of_5])
+    # Nothing but the number of categories differs.
+    reason, message = refusal(signature, trajectory(), declared=[ACTION_OF_4])
+    assert reason == "signature"
+    assert re.search(r"Received: action .* of 4 .*The table has: .* of 5 categories", message)
+    _, message = refusal(signature, trajectory(), declared=[ArraySpec("speed", "uint8", ())])
+    assert message.startswith("column speed uint8[] is none of the table's")
+
+
+def test_categories_that_the_table_lacks_come_with_an_append_too() -> None:
+    signature = fixed()
+    bad = trajectory(action=np.full((5, 2), 4))
+    assert refusal(signature, bad, declared=[ACTION_OF_4])[0] == "range"
+    assert ACTION_OF_4 not in signature.specs
+    check(signature, trajectory(), declared=[ACTION_OF_4])
+    assert ACTION_OF_4 in signature.specs
+    assert refusal(signature, bad)[0] == "range"
+
+
+def test_declarations_must_agree_with_the_table() -> None:
+    signature = fixed()
     signature.declared([ACTION_OF_4])
     # Not to know the number of categories agrees with any.
     signature.declared([ArraySpec(ACTION, "int64", ())])

@@ -80,8 +80,10 @@ def test_the_signature_outlives_kill_9_after_the_first_ack(
 ) -> None:
     async def main() -> None:
         shard = await opened(tmp_path / "first", SETTINGS[kind])
-        shard.check_append(LIFE, "t", [ArraySpec("action", "int64", (), 5)])
-        assert await append(shard, 1) is Outcome.STORED
+        data = payload(1, envs=1)
+        declared = [ArraySpec("action", "int64", (), 5)]
+        ack = await shard.append(LIFE, "t", Append(1, (data,)), declared=declared)
+        assert ack.outcome is Outcome.STORED
         if damaged is not None:
             await until_files(tmp_path / "first", 2)
         # What a process that is killed here leaves behind.
