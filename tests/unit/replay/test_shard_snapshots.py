@@ -13,11 +13,13 @@ import pytest
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Outcome
-from shoal.config.tables import QueueTable
+from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
 from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.journal.reader import list_segments, segment_number
+from tests.unit.replay.payloads import payload
 from tests.unit.replay.shards import LIFE, an, stats_of
 from tests.unit.replay.storage.faulty_files import FaultyFiles
+from tests.unit.replay.virtual_time import settle
 
 # A snapshot hangs, and then the process is to end.
 PROGRAM = """
@@ -36,9 +38,12 @@ asyncio.run(main())
 
 
 async def open_shard(
-    directory: Path, files: FaultyFiles | None = None, snapshot_every_s: float = 1000.0
+    directory: Path,
+    files: FaultyFiles | None = None,
+    snapshot_every_s: float = 1000.0,
+    settings: AnyTable | None = None,
 ) -> Shard:
-    table = QueueTable(snapshot_every_s=snapshot_every_s)
+    table = settings or QueueTable(snapshot_every_s=snapshot_every_s)
     shard = Shard(ReplaySection(tables={"train": table}), LimitsSection(), directory)
     shard.tables["train"]._files = files or FaultyFiles()
     await shard.open()
@@ -76,6 +81,44 @@ def test_a_resend_of_what_a_snapshot_left_out_is_stored(tmp_path: Path) -> None:
         assert (await after.append(LIFE, "train", an(1))).outcome is Outcome.DUPLICATE
         assert (await after.append(LIFE, "train", an(2))).outcome is Outcome.STORED
         assert [item.sequence for item in (await after.sample("train", 9)).items] == [1, 2]
+        await after.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        QueueTable(snapshot_every_s=1000.0, max_items=2),
+        SequenceTable(snapshot_every_s=1000.0, samples_per_insert=1.0, ratio_tolerance=1.0),
+        TransitionTable(snapshot_every_s=1000.0, samples_per_insert=1.0, ratio_tolerance=1.0),
+    ],
+    ids=lambda settings: settings.kind,
+)
+def test_a_snapshot_that_has_an_item_knows_its_append(tmp_path: Path, settings: AnyTable) -> None:
+    """Also if it is stored by whoever makes room, and its own task has not heard of that yet."""
+
+    async def main() -> None:
+        one = payload(rows=2, envs=1)
+        shard = await open_shard(tmp_path / "data", settings=settings)
+        for sequence in (1, 2):
+            assert (await shard.append(LIFE, "train", an(sequence, one))).outcome is Outcome.STORED
+        waiting = asyncio.ensure_future(shard.append(LIFE, "train", an(3, one, timeout_s=30.0)))
+        await settle()
+        assert not waiting.done()
+        assert (await shard.sample("train", 1)).num_sampled == 1
+        assert not waiting.done()
+        snapshots = shard.tables["train"]._snapshots
+        assert snapshots is not None
+        assert await snapshots.snapshot()
+        assert (await waiting).outcome is Outcome.STORED
+        shutil.copytree(tmp_path / "data", tmp_path / "crash")
+        await shard.close()
+        after = await open_shard(tmp_path / "crash", settings=settings)
+        num_items = stats_of(after).num_items
+        assert num_items == stats_of(shard).num_items
+        resent = await after.append(LIFE, "train", an(3, one, timeout_s=0.1))
+        assert (resent.outcome, stats_of(after).num_items) == (Outcome.DUPLICATE, num_items)
         await after.close()
 
     asyncio.run(main())
