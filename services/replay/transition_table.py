@@ -93,9 +93,10 @@ class TransitionTable(RingTable):
         columns = self._rows.read(keys)
         events = []
         for begin, end in pairwise((0, *begins.tolist(), len(keys))):
-            rows = {name: column[begin:end] for name, column in columns.items()}
+            payload = _packed({name: column[begin:end] for name, column in columns.items()})
+            origin = lives[begin], int(sequences[begin])
             priorities = self._ring.priorities_of(keys[begin:end])
-            events.append(_event(int(keys[begin]), lives[begin], int(sequences[begin]), rows, priorities))
+            events.append(Inserted(int(keys[begin]), end - begin, *origin, (payload,), priorities))
         return events
 
     def restore(self, state: TableState, items: list[Inserted]) -> None:
@@ -169,16 +170,18 @@ class TransitionTable(RingTable):
         given = [priorities for _, priorities in parts if priorities is not None]
         num_rows = sum(t.num_transitions for t in insertion.trajectories)
         first_key = self._ring.next_key
-        if num_rows:
-            priorities = np.concatenate(given) if given else np.full(num_rows, self._ring.max_priority)
-            life, sequence = insertion.life, insertion.sequence
-            event = None
-            if not isinstance(self._sink, NoJournal):
-                event = _event(first_key, life, sequence, columns, priorities)
-            self._add(life, sequence, columns, priorities)
-            if event is not None:
-                insertion.durable = self._sink.record(event)
+        if num_rows == 0:
+            insertion.first_key = first_key
+            return
+        priorities = np.concatenate(given) if given else np.full(num_rows, self._ring.max_priority)
+        # Before anything is stored, should it ever fail.
+        payload = None if isinstance(self._sink, NoJournal) else _packed(columns)
+        origin = insertion.life, insertion.sequence
+        self._add(*origin, columns, priorities)
         insertion.first_key = first_key
+        if payload is not None:
+            event = Inserted(first_key, num_rows, *origin, (payload,), priorities)
+            insertion.durable = self._sink.record(event)
 
     def _apply_inserted(self, event: Inserted) -> bool:
         columns = self._columns_of(event)
@@ -278,9 +281,8 @@ def _split(insertion: Insertion) -> Iterable[np.ndarray | None]:
     return np.split(insertion.priorities, np.cumsum(sizes)[:-1])
 
 
-def _event(first_key: int, life: Life, sequence: int, columns: Columns, priorities: np.ndarray) -> Inserted:
-    payload = StoredPayload.of(encode_columns(columns))
-    return Inserted(first_key, len(priorities), life, sequence, (payload,), priorities)
+def _packed(columns: Columns) -> StoredPayload:
+    return StoredPayload.of(encode_columns(columns))
 
 
 def _head_bytes(spec: RowSpec) -> int:
