@@ -17,7 +17,7 @@ from tests.service.replay_kinds import KINDS, Kind
 from tests.service.replay_server import ShardProcess, shard_processes, until
 
 LIFE = Life("actor", "run")
-NUM_APPENDS = 40
+NUM_APPENDS = 60
 PATIENCE_S = 90
 
 

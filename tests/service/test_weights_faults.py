@@ -33,7 +33,7 @@ from shoal.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from shoal.records import ArraySpec, DiscreteAction, EnvSpec
+from shoal.records import PROTOCOL_VERSION, ArraySpec, DiscreteAction, EnvSpec
 from shoal.rpc.addresses import Address, AddressBook
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer
@@ -167,14 +167,17 @@ def test_without_the_token_nothing_is_sent_and_no_spec_is_taken(tmp_path: Path, 
     ("request_", "error"),
     [
         (pb.SubscribeRequest(protocol_version=99, spec=spec_to_proto(SPEC)), ProtocolVersionError),
-        (pb.SubscribeRequest(protocol_version=1, policy=POLICY), InvalidArgumentError),
+        (pb.SubscribeRequest(protocol_version=PROTOCOL_VERSION, policy=POLICY), InvalidArgumentError),
         (
             pb.SubscribeRequest(
-                protocol_version=1, spec=spec_to_proto(SPEC), policy=POLICY, current_version=-2
+                protocol_version=PROTOCOL_VERSION, spec=spec_to_proto(SPEC), policy=POLICY, current_version=-2
             ),
             InvalidArgumentError,
         ),
-        (pb.SubscribeRequest(protocol_version=1, spec=spec_to_proto(SPEC)), FailedPreconditionError),
+        (
+            pb.SubscribeRequest(protocol_version=PROTOCOL_VERSION, spec=spec_to_proto(SPEC)),
+            FailedPreconditionError,
+        ),
     ],
 )
 def test_malformed_requests_are_refused(
