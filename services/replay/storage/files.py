@@ -77,10 +77,15 @@ class RealFiles:
     """The file system of this machine."""
 
     def make_directory(self, path: Path) -> None:
-        missing = [directory for directory in (path, *path.parents) if not directory.exists()]
         path.mkdir(parents=True, exist_ok=True)
-        for made in missing:
-            self.fsync_directory(made.parent)
+        # Also where all were there: whoever made them may have been killed before it got here.
+        for parent in path.parents:
+            if not os.access(parent, os.W_OK):
+                # Nothing in it is of our making, so nothing above it is.
+                return
+            self.fsync_directory(parent)
+            if parent.is_mount():
+                return
 
     def names(self, path: Path) -> list[str]:
         return os.listdir(path)

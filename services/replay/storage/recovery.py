@@ -1,9 +1,10 @@
 """What the files of a table say, told to the table: run once, before anything else touches it.
 
 Blocking; called from a thread while nobody else knows the table. Nothing is written, and only leftovers of
-snapshots are deleted. The newest whole state wins: its items are among the inserts before it, and the
-events after it happen again, in order. Damage costs the frames that it hits: they are skipped and counted,
-and nothing stops the start but files of another format, or that cannot be read for a reason that may go away.
+snapshots are deleted; what is found is synced, since from now on a repeat of it is acked. The newest whole
+state wins: its items are among the inserts before it, and the events after it happen again, in order. Damage
+costs the frames that it hits: they are skipped and counted, and nothing stops the start but files of another
+format, or that cannot be read or synced for a reason that may go away.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def recover(
 ) -> RecoveryReport:
     """Bring the table to where its files end. Of the payloads the newest `max_ram_bytes` keep their data.
 
-    Raises UserError if the directory cannot be used, a file of it cannot be opened or read, or they are those
-    of another table or release.
+    Raises UserError if the directory cannot be used, a file of it cannot be opened, read or synced, or they
+    are those of another table or release.
     """
     return _Recovery(directory, files or RealFiles(), max_ram_bytes).run(table, dedup, signature)
 
@@ -113,6 +114,7 @@ class _Recovery:
                     f"says {kind}: give the table another name, or move the files away"
                 )
             items, events, before = self._collect(paths, state, place)
+            self._sync(paths)
             if state is None:
                 report.lines.append(
                     f"{self._directory} holds no whole state: begun anew with the events in it"
@@ -207,10 +209,23 @@ class _Recovery:
             yield from read_segment(path, self._files.pread)
         except OSError as error:
             # Its items are not lost yet: going on without them would make it so.
-            raise UserError(
-                f"cannot read {path}: {error.strerror or error}; mend that and start again, or move the file "
-                "away to go on without what is in it"
-            ) from None
+            raise _unusable("read", path, error) from None
+
+    def _sync(self, paths: list[Path]) -> None:
+        """Whoever wrote them may have been killed before it did, and nobody else will."""
+        for path in paths:
+            try:
+                descriptor = self._files.open(path)
+                try:
+                    self._files.fsync(descriptor)
+                finally:
+                    self._files.close(descriptor)
+            except OSError as error:
+                raise _unusable("sync", path, error) from None
+        try:
+            self._files.fsync_directory(self._directory)
+        except OSError as error:
+            raise UserError(f"cannot keep replay files in {self._directory}: {why(error)}") from None
 
     def _note_damage(self, path: Path, damages: list[Damage]) -> None:
         for damage in damages:
@@ -226,6 +241,13 @@ class _Recovery:
                 f"{path} is damaged in {len(real)} places ({sum(damage.length for damage in real)} bytes), "
                 f"the first at offset {real[0].offset}: {real[0].reason}; what is whole was used"
             )
+
+
+def _unusable(what: str, path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot {what} {path}: {error.strerror or error}; mend that and start again, or move the file away "
+        "to go on without what is in it"
+    )
 
 
 def _newest_signature(state: TableState, events: list[Event]) -> tuple[ArraySpec, ...]:

@@ -54,6 +54,12 @@ class FaultyFiles(RealFiles):
         self._synced_bytes[path] = 0
         return descriptor
 
+    def open(self, path: Path) -> int:
+        self._call("open")
+        descriptor = super().open(path)
+        self._paths[descriptor] = path
+        return descriptor
+
     def append(self, descriptor: int, buffers: Sequence[bytes]) -> None:
         self.appending.set()
         self.may_append.wait()

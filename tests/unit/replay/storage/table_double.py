@@ -23,6 +23,7 @@ from shoal.journal.events import (
     TableState,
 )
 from shoal.records import ArraySpec, Life
+from tests.unit.replay.storage.faulty_files import FaultyFiles
 
 LIFE = Life("actor", "run")
 SPEC = ArraySpec("observation", "float32", (4,))
@@ -166,7 +167,7 @@ def recovered(
         found.table,
         found.dedup,
         found.signature,
-        files,
+        files or FaultyFiles(),
         max_ram_bytes,  # type: ignore[arg-type]
     )
     return found

@@ -377,18 +377,6 @@ def test_a_file_that_was_not_read_to_its_end_is_not_deleted(tmp_path: Path) -> N
     assert not any(holds_any(segment, nothing) for segment in recovered(tmp_path / "t").report.segments)
 
 
-def test_new_directories_survive_the_loss_of_power(tmp_path: Path) -> None:
-    synced: list[Path] = []
-
-    class Watching(FaultyFiles):
-        def fsync_directory(self, path: Path) -> None:
-            synced.append(path)
-
-    for _ in range(2):
-        recovered(tmp_path / "run" / "shard" / "t", Watching())
-    assert sorted(synced) == [tmp_path, tmp_path / "run", tmp_path / "run" / "shard"]
-
-
 def test_a_disk_that_cannot_read_costs_what_it_cannot_read(tmp_path: Path) -> None:
     make_journal(tmp_path / "t", num_segments=2)
     files = FaultyFiles()
