@@ -29,7 +29,11 @@ _GAUGES: tuple[tuple[str, str, Callable[[TableStats], float]], ...] = (
         "Sum of priority ^ alpha over all items that can be sampled.",
         lambda stats: stats.priority_mass,
     ),
-    ("degraded", "1 while the disk takes no writes of this table.", lambda stats: bool(stats.degraded)),
+    (
+        "degraded",
+        "1 while this table's disk takes no writes, cannot be read or is slow.",
+        lambda stats: bool(stats.degraded),
+    ),
 )
 _FILE_GAUGES: tuple[tuple[str, str, Callable[[StoredTable], float]], ...] = (
     (

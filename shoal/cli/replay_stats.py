@@ -74,7 +74,7 @@ def lines(found: ReplayStats) -> Iterator[str]:
             rows.append(_row(TOTAL, total))
         yield from _aligned([COLUMNS, *rows])
         yield from (f"  {line}" for line in _flow(total))
-        yield from (f"  {shard} takes no writes: {s.degraded}" for shard, s in shards.items() if s.degraded)
+        yield from (f"  {shard} is degraded: {s.degraded}" for shard, s in shards.items() if s.degraded)
         yield ""
     for name, why in found.away.items():
         yield f"no answer from {name}: {why}"

@@ -2,13 +2,15 @@
 
 All of it is called on the event loop, but for `segment_deleted`; the reading happens in a few threads. The
 newest payloads stay in memory, up to a limit; older ones leave it as soon as the journal has them in a file.
-What is read back is checked against its CRC32C: bytes that do not match are never handed out.
+What is read back is checked against its CRC32C: bytes that do not match are never handed out. What cannot be
+read for a reason that may go away is tried again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import threading
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 
 _NUM_THREADS = 4
 _MAX_OPEN_FILES = 64
+# Between two attempts to read what cannot be read now.
+_READ_AGAIN_S = 0.1
 
 
 class Place(NamedTuple):
@@ -92,7 +96,9 @@ class PayloadStore:
 
     @property
     def degraded(self) -> str:
-        """That reading takes long; empty if all is well."""
+        """Why payloads cannot be read, or that it takes long; empty if all is well."""
+        if self._reader is not None and (failure := self._reader.failure):
+            return failure
         took_s = self._clock() - min(self._reading.values(), default=self._clock())
         return f"the disk is slow: a read has taken {took_s:.0f} s so far" if took_s > SLOW_S else ""
 
@@ -147,7 +153,10 @@ class PayloadStore:
         return Found(data, {i: self._place_of(int(slots[i])) for i in missing})
 
     async def fetch(self, found: Found) -> list[bytes | None]:
-        """The bytes of what `find` returned; None: damaged, or its file is gone. Cancel at will."""
+        """The bytes of what `find` returned; None: damaged, or its file is gone. Cancel at will.
+
+        Takes as long as the files cannot be read.
+        """
         if not found.places:
             return found.data
         read = await self._read(sorted(set(found.places.values())))
@@ -176,6 +185,13 @@ class PayloadStore:
         return dict(zip(places, itertools.chain.from_iterable(answers), strict=True))
 
     async def _read_part(self, reader: _Reader, places: list[Place]) -> list[bytes | None]:
+        while True:
+            try:
+                return await self._try_to_read(reader, places)
+            except OSError:
+                await asyncio.sleep(_READ_AGAIN_S)
+
+    async def _try_to_read(self, reader: _Reader, places: list[Place]) -> list[bytes | None]:
         await self._threads.acquire()
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="payloads")
@@ -240,30 +256,60 @@ class _Reader:
         self._lock = threading.Lock()
         self._open: OrderedDict[int, _OpenFile] = OrderedDict()
         self._deleted: set[int] = set()
+        # Why a segment could not be read the last time.
+        self._failures: dict[int, str] = {}
+
+    @property
+    def failure(self) -> str:
+        """Of one of those that cannot be read; empty if there are none."""
+        with self._lock:
+            return next(iter(self._failures.values()), "")
 
     def forget(self, number: int) -> None:
         """Of a file that was deleted. Closed here, or by the last thread that reads it."""
         with self._lock:
             self._deleted.add(number)
+            self._failures.pop(number, None)
             file = self._open.pop(number, None)
         del file
 
     def read(self, places: Sequence[Place]) -> list[bytes | None]:
+        """None: damaged. Raises OSError for what says nothing about the bytes: try again."""
         return [self._read_one(place) for place in places]
 
     def _read_one(self, place: Place) -> bytes | None:
         path = self._directory / segment_name(place.segment)
         try:
             data = self._file(place.segment, path).read(place.size, place.offset)
-        except FileNotFoundError:
-            return None
         except OSError as error:
+            if not _is_damage(error):
+                self._failed(place.segment, path, error)
+                raise
             log.error("cannot read %d bytes at %d of %s: %s", place.size, place.offset, path, why(error))
-            return None
-        if len(data) != place.size or crc32c(data) != place.crc32c:
+            data = None
+        if self._failures:
+            self._worked(place.segment)
+        if data is not None and (len(data) != place.size or crc32c(data) != place.crc32c):
             log.error("%s is damaged: %d bytes at %d", path, place.size, place.offset)
             return None
         return data
+
+    def _failed(self, number: int, path: Path, error: OSError) -> None:
+        reason = f"cannot read {path}: {error.strerror or error}"
+        with self._lock:
+            is_first = not self._failures
+            self._failures[number] = reason
+            # To be opened anew: a descriptor may be the very thing that is out of order.
+            file = self._open.pop(number, None)
+        del file
+        if is_first:
+            log.error("%s; nothing is dropped, and it is tried again until it can", reason)
+
+    def _worked(self, number: int) -> None:
+        with self._lock:
+            was_last = self._failures.pop(number, None) is not None and not self._failures
+        if was_last:
+            log.warning("%s can be read again", self._directory)
 
     def _file(self, number: int, path: Path) -> _OpenFile:
         with self._lock:
@@ -280,6 +326,11 @@ class _Reader:
                     _, surplus = self._open.popitem(last=False)
         del surplus
         return opened
+
+
+def _is_damage(error: OSError) -> bool:
+    """The bytes are lost. All else, such as too many open files, may be over the next time."""
+    return isinstance(error, FileNotFoundError) or error.errno == errno.EIO
 
 
 class _OpenFile:
