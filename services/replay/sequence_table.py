@@ -90,17 +90,10 @@ class SequenceTable(RingTable):
         self._num_bytes = 0
         # (key, size): the largest payload, the largest after it, and so on.
         self._largest: deque[tuple[int, int]] = deque()
-        # The oldest key of every sample that is being read.
-        self._reading: list[int] = []
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
-
-    @property
-    def oldest_key(self) -> int:
-        """What is being read counts as there, so that its file is kept."""
-        return min([super().oldest_key, *self._reading])
 
     def check(self, insertion: Insertion) -> None:
         self._check_size(len(insertion.payloads), insertion.num_bytes)
@@ -265,14 +258,9 @@ class SequenceTable(RingTable):
     async def _read(self, drawn: _Drawn, timeout_s: float) -> tuple[Item, ...]:
         """Those that are not damaged. Raises TimeoutError if the disk takes longer."""
         members = drawn.members
-        oldest = int(members.min())
-        self._reading.append(oldest)
-        try:
-            # A timer costs more than all the rest, where nothing has to be read.
-            async with asyncio.timeout(timeout_s) if drawn.payloads.places else nullcontext():
-                data = await self._payloads.fetch(drawn.payloads)
-        finally:
-            self._reading.remove(oldest)
+        # A timer costs more than all the rest, where nothing has to be read.
+        async with asyncio.timeout(timeout_s) if drawn.payloads.places else nullcontext():
+            data = await self._payloads.fetch(drawn.payloads)
         # A row for each sequence, as in `members`.
         payloads = zip(*[iter(cast(list[bytes], data))] * self._unrolls, strict=True)
         fields: Iterable[tuple[int, Life, int, tuple[bytes, ...], float]] = zip(

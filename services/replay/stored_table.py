@@ -173,6 +173,7 @@ class StoredTable:
                 found.segments,
                 found=found.found,
                 signature=lambda: self.signature.specs,
+                is_read=self._payloads.is_read if self._payloads else lambda number: False,
                 on_deleted=self._payloads.segment_deleted if self._payloads else lambda number: None,
             )
             self._journal.start()

@@ -58,11 +58,13 @@ class Journal:
         *,
         found: Generation | None = None,
         signature: Callable[[], tuple[ArraySpec, ...]] = tuple,
+        is_read: Callable[[int], bool] = lambda number: False,
         on_deleted: Callable[[int], None] = lambda number: None,
     ) -> None:
         """`segments` are the files that recovery found: they are deleted once their items are gone.
 
-        `found` is the state that it found there. `on_deleted` is told their numbers, on the writer thread.
+        `found` is the state that it found there. `is_read` says whether a file is in use and has to stay,
+        `on_deleted` is told its number; both on the writer thread.
         """
         self.pending_bytes = 0
         self._directory = directory
@@ -80,6 +82,7 @@ class Journal:
             is_fsync=settings.durability == "fsync",
             sync_every_s=settings.sync_every_s,
             found=found,
+            is_read=is_read,
             on_deleted=on_deleted,
         )
         # Shared with the writer, under the lock of `_wake`.

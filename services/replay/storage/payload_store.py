@@ -1,6 +1,6 @@
 """Which payloads of a table are in memory, and reading back those that are not.
 
-All of it is called on the event loop, but for `segment_deleted`; the reading happens in a few threads. The
+All of it is called on the event loop, but for `is_read` and `segment_deleted`; the reading happens in a few threads. The
 newest payloads stay in memory, up to a limit; older ones leave it as soon as the journal has them in a file.
 What is read back is checked against its CRC32C: bytes that do not match are never handed out. What cannot be
 read for a reason that may go away is tried again.
@@ -15,7 +15,7 @@ import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -93,6 +93,8 @@ class PayloadStore:
         self._clock = clock
         # When the reads that are under way began.
         self._reading: dict[asyncio.Future[list[bytes | None]], float] = {}
+        # How many fetches need a segment.
+        self._pins: Counter[int] = Counter()
 
     @property
     def degraded(self) -> str:
@@ -159,11 +161,20 @@ class PayloadStore:
         """
         if not found.places:
             return found.data
-        read = await self._read(sorted(set(found.places.values())))
+        segments = {place.segment for place in found.places.values()}
+        self._pins.update(segments)
+        try:
+            read = await self._read(sorted(set(found.places.values())))
+        finally:
+            self._pins -= Counter(segments)
         data = found.data.copy()
         for i, place in found.places.items():
             data[i] = read.get(place)
         return data
+
+    def is_read(self, number: int) -> bool:
+        """A segment is being read, and must not be deleted. From any thread."""
+        return number in self._pins
 
     def segment_deleted(self, number: int) -> None:
         """Lets go of the file, or its disk space stays taken. From any thread."""

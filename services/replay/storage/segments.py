@@ -141,6 +141,7 @@ class SegmentLog:
         is_fsync: bool,
         sync_every_s: float,
         found: Generation | None = None,
+        is_read: Callable[[int], bool] = lambda number: False,
         on_deleted: Callable[[int], None] = lambda number: None,
     ) -> None:
         """`segments` are those of earlier processes; they are only ever deleted. `found`: their state."""
@@ -163,6 +164,7 @@ class SegmentLog:
         self._durable = found
         self._kept: Generation | None = None
         self._may_reclaim = False
+        self._is_read = is_read
         self._on_deleted = on_deleted
 
     @property
@@ -201,7 +203,7 @@ class SegmentLog:
         self._mark_durable(self._current)
 
     def reclaim(self) -> None:
-        """Delete the files that neither of the two newest states on the disk needs."""
+        """Delete the files that neither of the two newest states on the disk needs, nor a sampler now."""
         if not self._may_reclaim or self._kept is None:
             return
         self._may_reclaim = False
@@ -210,6 +212,9 @@ class SegmentLog:
         kept = []
         for segment in self.closed:
             is_needed = segment.number >= number or holds_any(segment, keys)
+            if not is_needed and self._is_read(segment.number):
+                # The next time.
+                self._may_reclaim = is_needed = True
             if is_needed or not try_to_delete(self._files, self._path(segment.number)):
                 kept.append(segment)
             else:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.replay.sequence_table import SequenceTable
-from services.replay.storage.payload_store import Found
 from services.replay.tables import EventSink, Insertion, NoJournal
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, PrioritiesUpdated
 from shoal.config.tables import SequenceTable as SequenceSettings
@@ -302,27 +301,6 @@ def test_an_insert_that_waits_goes_when_damage_leaves_too_few() -> None:
         assert await blocked
         assert asyncio.get_running_loop().time() == 0.0
         assert table.save().keys.tolist() == [1, 4]
-
-    run(main())
-
-
-def test_what_is_being_read_counts_as_there() -> None:
-    class SlowStore(MemoryStore):
-        async def fetch(self, found: Found) -> list[bytes | None]:
-            await asyncio.sleep(0.5)
-            return await super().fetch(found)
-
-    async def main() -> None:
-        table = make_table(store=SlowStore(), max_items=2)
-        await fill(table, 1)
-        reading = asyncio.create_task(table.sample(1, PLENTY, 0.0))
-        await settle()
-        for number in range(1, 4):
-            await table.insert(unrolls(number, (0, number)), 0.0)
-        assert table.oldest_key == 1
-        assert [item.key for item in (await reading).items] == [1]
-        assert table.oldest_key == 3
-        assert_adds_up(table)
 
     run(main())
 

@@ -281,6 +281,57 @@ def test_a_disk_that_hangs_holds_up_no_sample_for_long(
     store.close()
 
 
+class SlowToOpen(FaultyFiles):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_open = threading.Event()
+
+    def open(self, path: Path) -> int:
+        self.may_open.wait()
+        return super().open(path)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_file_that_is_being_read_is_deleted_afterwards(tmp_path: Path, is_cancelled: bool) -> None:
+    rig = Rig(tmp_path / "t")
+    files = SlowToOpen()
+    store = store_of([], tmp_path / "t", files, max_ram_bytes=1)
+    rig.log._is_read = store.is_read
+    for key in range(1, 4):
+        rig.table.insert(data_of(key))
+        store.add(key, rig.table.items[key].payloads[0])
+    assert rig.write()
+    store.add(4, stored(b"newer"))
+    path = tmp_path / "t" / segment_name(1)
+
+    async def main() -> None:
+        # Two samplers, one of which is quicker.
+        reading = [asyncio.create_task(store.fetch(store.find(keys(*some)))) for some in ((1, 2), (2, 3))]
+        await asyncio.sleep(0)
+        rig.table.remove(1, 2, 3)
+        for _ in range(3):
+            rig.rotate()
+            assert rig.write()
+            rig.log.reclaim()
+        assert path.exists()
+        if is_cancelled:
+            for task in reading:
+                task.cancel()
+                await asyncio.wait((task,))
+        else:
+            files.may_open.set()
+            wanted = [[data_of(1), data_of(2)], [data_of(2), data_of(3)]]
+            assert await asyncio.gather(*reading) == wanted
+        rig.log.reclaim()
+        assert not path.exists()
+
+    try:
+        asyncio.run(main())
+    finally:
+        files.may_open.set()
+        store.close()
+
+
 def test_files_that_are_deleted_do_not_stay_open(tmp_path: Path) -> None:
     payloads = on_disk(tmp_path / "t")
     store = store_of(payloads, tmp_path / "t")
