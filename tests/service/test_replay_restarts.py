@@ -191,9 +191,9 @@ def test_files_of_another_kind_of_table_are_refused(tmp_path: Path) -> None:
 
 def test_a_table_larger_than_its_memory_is_served_from_its_files_also_after_kill_9(tmp_path: Path) -> None:
     async def main() -> None:
-        what = Kind("sequence", "wal")
+        what = Kind("sequence", "fsync")
         most = 1 << 12
-        shard = ShardProcess(tmp_path, "a", tables("sequence", durability="wal", max_ram_bytes=most))
+        shard = ShardProcess(tmp_path, "a", tables("sequence", durability="fsync", max_ram_bytes=most))
         async with asyncio.timeout(PATIENCE_S), shard_processes(shard):
             await append_all(shard, what)
             for when in ("before", "after"):
@@ -207,8 +207,8 @@ def test_a_table_larger_than_its_memory_is_served_from_its_files_also_after_kill
                     f"{when} kill -9: {stats.num_bytes} bytes stored, {stats.ram_bytes} in memory "
                     f"(limit {most}), {len(set(what.numbers(sampled)))} of {NUM_APPENDS} items sampled"
                 )
-                assert stats.num_bytes > 2 * most
-                # The newest one may not be in the file yet.
+                assert stats.num_bytes > 1.5 * most
+                # The newest one may not have been on the disk yet.
                 assert stats.ram_bytes <= most + stats.num_bytes // NUM_APPENDS
                 assert sorted(what.numbers(sampled)) == list(range(NUM_APPENDS))
                 shard.kill()

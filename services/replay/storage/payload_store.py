@@ -1,9 +1,9 @@
 """Which payloads of a table are in memory, and reading back those that are not.
 
-All of it is called on the event loop, but for `is_read` and `segment_deleted`; the reading happens in a few threads. The
-newest payloads stay in memory, up to a limit; older ones leave it as soon as the journal has them in a file.
-What is read back is checked against its CRC32C: bytes that do not match are never handed out. What cannot be
-read for a reason that may go away is tried again.
+All of it is called on the event loop, but for `is_read` and `segment_deleted`; the reading happens in a few
+threads. The newest payloads stay in memory, up to a limit; older ones leave it as soon as the journal has
+them on the disk. What is read back is checked against its CRC32C: bytes that do not match are never handed
+out. What cannot be read for a reason that may go away is tried again.
 """
 
 from __future__ import annotations
@@ -77,11 +77,10 @@ class PayloadStore:
         self._data: ObjectColumn[bytes | None] = ObjectColumn(max_items)
         self._sizes = np.zeros(max_items, np.uint32)
         self._crcs = np.zeros(max_items, np.uint32)
-        # 0: in no file yet. Of what always stays in memory nobody needs to know it.
+        # 0: not on the disk yet. Of what always stays in memory nobody needs to know it.
         self._segments = np.zeros(max_items, np.int64)
         self._offsets = np.zeros(max_items, np.int64)
-        # What the journal has not written yet, and what it may still write again to another place.
-        self._unwritten: deque[tuple[int, StoredPayload]] = deque()
+        # What the journal has not written yet, or may still write again to another place.
         self._unsynced: deque[tuple[int, StoredPayload]] = deque()
         # All with smaller keys are out of memory.
         self._first_in_ram = 0
@@ -118,10 +117,8 @@ class PayloadStore:
             # Found in a file that is not written any more.
             self._place(key, payload.location)
         elif self._max_ram_bytes is not None:
-            self._unwritten.append((key, payload))
-        if self._max_ram_bytes is not None:
-            self._follow_journal()
-            self._drop_oldest(self._max_ram_bytes)
+            self._unsynced.append((key, payload))
+        self._drop_oldest()
 
     def forget(self, keys: np.ndarray) -> None:
         """Their items, which are there, are gone. Whoever is fetching them still gets them."""
@@ -146,11 +143,12 @@ class PayloadStore:
 
     def find(self, keys: np.ndarray) -> Found:
         """For `fetch`. The items are there now; they may go before that."""
+        # Not only when one is added: what was not on the disk then would stay for as long as none comes.
+        self._drop_oldest()
         slots = self._slots(keys)
         data = self._data.take(slots)
         if None not in data:
             return Found(data, {})
-        self._follow_journal()
         missing = [i for i, there in enumerate(data) if there is None]
         return Found(data, {i: self._place_of(int(slots[i])) for i in missing})
 
@@ -216,24 +214,23 @@ class PayloadStore:
         del self._reading[reading]
         self._threads.release()
 
-    def _drop_oldest(self, max_ram_bytes: int) -> None:
-        while self.ram_bytes > max_ram_bytes:
+    def _drop_oldest(self) -> None:
+        if self._max_ram_bytes is None:
+            return
+        self._follow_journal()
+        while self.ram_bytes > self._max_ram_bytes:
             key = max(self._first_in_ram, self._newest_key - self._max_items + 1)
             slot = key % self._max_items
             if self._data[slot] is not None:
                 if not self._segments[slot]:
-                    # The journal is behind; what it has not written cannot be dropped.
+                    # The journal is behind; what it has not synced cannot be dropped.
                     return
                 self._data[slot] = None
                 self.ram_bytes -= int(self._sizes[slot])
             self._first_in_ram = key + 1
 
     def _follow_journal(self) -> None:
-        """It writes, and syncs, in the order of the keys."""
-        while self._unwritten and self._unwritten[0][1].location is not None:
-            key, payload = self._unwritten.popleft()
-            self._place(key, payload.location)
-            self._unsynced.append((key, payload))
+        """It syncs in the order of the keys."""
         while self._unsynced and self._unsynced[0][1].is_synced:
             key, payload = self._unsynced.popleft()
             self._place(key, payload.location)
