@@ -5,9 +5,9 @@ Plain bookkeeping of one recovery, used by its one thread.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from itertools import zip_longest
 
 import numpy as np
 
@@ -44,14 +44,16 @@ class FoundItems:
         self._first = int(self._keys[0]) if self._keys.size else 0
         self._has_gaps = self._keys.size > 0 and int(self._keys[-1]) - self._first + 1 != self._keys.size
         self._budget = budget
+        # By first key, with how many of its items are live; no two overlap.
         self._by_key: dict[int, tuple[Inserted, int]] = {}
+        self._first_keys: list[int] = []
 
     def add(self, record: Inserted) -> None:
-        """Of two with the same keys the later one counts: it was written again for a reason."""
+        """In the order in which they were written."""
         start, end = self._live_range(record)
         num_live = end - start
         if num_live:
-            self._by_key[record.first_key] = record, num_live
+            self._put(record, num_live)
         if len(record.payloads) > 1 and num_live < record.num_keys:
             live = set(self._keys[start:end].tolist())
             for key, payload in enumerate(record.payloads, record.first_key):
@@ -63,20 +65,24 @@ class FoundItems:
 
     def in_order(self) -> list[Inserted]:
         """By key. No two of them overlap."""
-        return [record for record, _ in self._chosen()]
+        return [self._by_key[key][0] for key in self._first_keys]
 
     def num_missing(self) -> int:
         """Items of the state that are in no file."""
-        return int(self._keys.size) - sum(num_live for _, num_live in self._chosen())
+        return int(self._keys.size) - sum(num_live for _, num_live in self._by_key.values())
 
-    def _chosen(self) -> list[tuple[Inserted, int]]:
-        """Of two that overlap, which only damage can bring about, the one with the lower keys is left out."""
-        found = [self._by_key[key] for key in sorted(self._by_key)]
-        return [
-            (record, num_live)
-            for (record, num_live), after in zip_longest(found, found[1:])
-            if after is None or record.first_key + record.num_keys <= after[0].first_key
-        ]
+    def _put(self, record: Inserted, num_live: int) -> None:
+        """In place of all with a key of its own: it was written again, or damage made keys be used again."""
+        first_keys, begin = self._first_keys, record.first_key
+        start = bisect_left(first_keys, begin)
+        if start > 0:
+            before, _ = self._by_key[first_keys[start - 1]]
+            start -= before.first_key + before.num_keys > begin
+        stop = bisect_left(first_keys, begin + record.num_keys)
+        for key in first_keys[start:stop]:
+            del self._by_key[key]
+        first_keys[start:stop] = [begin]
+        self._by_key[begin] = record, num_live
 
     def _live_range(self, record: Inserted) -> tuple[int, int]:
         """Which of the state's keys are this record's."""
