@@ -203,13 +203,11 @@ def _skip_to_next_header(data: Data, offset: int, file_id: int | None) -> Damage
         # Two pieces overlap, so that a magic across their border is found.
         piece = bytes(data[position : position + _SEARCH_BYTES])
         found = piece.find(_FRAME_MAGIC)
-        if found < 0:
-            position += max(len(piece) - len(_FRAME_MAGIC) + 1, 1)
-            continue
-        position += found
-        if _read_header(data, position, file_id) is not None:
-            return Damage(offset, position - offset, "a frame header is damaged")
-        position += 1
+        while found >= 0:
+            if _read_header(data, position + found, file_id) is not None:
+                return Damage(offset, position + found - offset, "a frame header is damaged")
+            found = piece.find(_FRAME_MAGIC, found + 1)
+        position += max(len(piece) - len(_FRAME_MAGIC) + 1, 1)
     is_torn = end - offset < FRAME_HEADER_BYTES
     reason = "the file ends within a frame header" if is_torn else "no frame header up to the end of the file"
     return Damage(offset, end - offset, reason, is_torn)

@@ -141,6 +141,28 @@ def test_a_header_across_the_border_of_two_searched_pieces_is_found(monkeypatch:
         assert scan(encode_file_header(FILE_ID) + bytes(size) + whole)[0] == [CONTENTS[2]]
 
 
+def test_bytes_that_look_like_headers_are_looked_through_once() -> None:
+    class Counting:
+        num_bytes = 0
+
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, part: slice) -> bytes:
+            piece = data[part]
+            self.num_bytes += len(piece)
+            return piece
+
+    whole = b"".join(encode_frame(*CONTENTS[2], FILE_ID))
+    data = encode_file_header(FILE_ID) + b"\xf1SHF" * 10_000 + whole
+    counting = Counting()
+    frames = [part for part in scan_frames(counting) if isinstance(part, Frame)]
+    print(f"10000 false headers in {len(data)} bytes: {counting.num_bytes} bytes read")
+    assert len(frames) == 1
+    # Once to search them, and each of the headers.
+    assert counting.num_bytes < 2 * len(data) + 10_001 * framing.FRAME_HEADER_BYTES
+
+
 def test_a_frame_within_a_payload_is_never_taken_for_one_of_the_file() -> None:
     forged = b"".join(encode_frame(b"forged", (b"payload",), FILE_ID + 1))
     data = bytearray(file_of([(b"honest", (forged,)), CONTENTS[0]]))
