@@ -229,7 +229,7 @@ class SegmentLog:
     def _append(self, current: OpenSegment, packed: list[Packed]) -> None:
         try:
             offsets = current.append(packed)
-        except OSError:
+        except BaseException:
             self._cut(current)
             raise
         if self._is_fsync:
@@ -254,7 +254,7 @@ class SegmentLog:
             if must_sync:
                 current.fsync()
                 self._files.fsync_directory(self._directory)
-        except OSError:
+        except BaseException:
             leftover = current.close()
             if not try_to_delete(self._files, self._path(number)):
                 self._set_closed([*self.closed, leftover])
