@@ -11,11 +11,12 @@ consistent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -295,10 +296,11 @@ class Journal:
                 self._await_state()
             except Exception as error:
                 self._failed(error, records)
+                self._sync_meanwhile()
                 self._give_up.wait(self._backoff.next_delay())
             else:
                 self._backoff.reset()
-                self._log.reclaim()
+                self._reclaim()
                 if is_closing:
                     break
         self._take(records, futures)
@@ -319,19 +321,36 @@ class Journal:
     def _write(self, records: list[Record], futures: list[asyncio.Future[None]]) -> None:
         if not records and not self._log.is_lost:
             return
-        self._busy_since = self._clock()
-        try:
+        with self._busy():
             self._log.write(records)
-        finally:
-            self._busy_since = None
         self._tell(self._on_written, futures.copy(), _num_bytes(records))
         records.clear()
         futures.clear()
 
     def _sync(self) -> None:
+        with self._busy():
+            self._log.sync()
+
+    def _sync_meanwhile(self) -> None:
+        """What was acked before writes began to fail is due all the same."""
+        if self._log.seconds_to_sync == 0.0:
+            # Then it is written again, after what fails now.
+            with contextlib.suppress(Exception):
+                self._sync()
+
+    def _reclaim(self) -> None:
+        try:
+            with self._busy():
+                self._log.reclaim()
+        except Exception:
+            # Files that stay take room and do no other harm: no reason to withhold acks.
+            log.exception("journal %s: cannot delete old files", self._directory)
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
         self._busy_since = self._clock()
         try:
-            self._log.sync()
+            yield
         finally:
             self._busy_since = None
 

@@ -31,6 +31,9 @@ class FaultyFiles(RealFiles):
         self.may_append = threading.Event()
         self.may_append.set()
         self.appending = threading.Event()
+        # Cleared: deletions hang.
+        self.may_delete = threading.Event()
+        self.may_delete.set()
         self._paths: dict[int, Path] = {}
         self._synced_bytes: dict[Path, int] = {}
         self._synced_names: set[Path] = set()
@@ -93,6 +96,7 @@ class FaultyFiles(RealFiles):
 
     def delete(self, path: Path) -> None:
         self._call("delete")
+        self.may_delete.wait()
         super().delete(path)
 
     def fsync_directory(self, path: Path) -> None:
