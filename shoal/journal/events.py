@@ -27,7 +27,8 @@ class StoredPayload:
     """The bytes of one item: in memory, in a segment file, or both.
 
     Mutable and shared: the journal sets `location` once the bytes are in the file, and `is_synced` once they
-    are on the disk: the location does not change any more then. `data` is never None while `location` is.
+    are on the disk, or never will be because the item is gone: the location does not change any more then.
+    `data` is never None while `location` is.
     """
 
     size: int

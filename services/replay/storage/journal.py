@@ -2,7 +2,7 @@
 
 `record`, `has_room` and the rest are called on the event loop; one writer thread takes all that has queued
 up, writes it at once (group commit), then answers. When the disk refuses, the journal is `degraded`:
-nothing is dropped, no ack goes out, inserts wait, and it tries again until it works.
+nothing that is there is dropped, no ack goes out, inserts wait, and it tries again until it works.
 
 Where a state stands among the events is decided on the loop, between two callbacks: there the table is
 consistent.
@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from services.replay.storage.files import SLOW_S, Files, RealFiles, why
-from services.replay.storage.segments import Generation, Segment, SegmentLog, SegmentNeeded, last_state
+from services.replay.storage.segments import (
+    Generation,
+    Segment,
+    SegmentLog,
+    SegmentNeeded,
+    last_state,
+    needed_beside,
+)
 from shoal.config.tables import TableSection
 from shoal.errors import UnavailableError
 from shoal.journal.events import Event, Inserted, PrioritiesSet, Removed, SampledOnce, TableState
@@ -100,6 +107,7 @@ class Journal:
         self._room: asyncio.Future[None] | None = None
         self._rotating = False
         self._bytes_since_state = 0
+        self._has_removed = False
         self._state_bytes = 0
         # Of the newest state, and of the one before it.
         self._state_oldest_key = 0
@@ -126,6 +134,7 @@ class Journal:
         size = record_bytes(event)
         self.pending_bytes += size
         self._bytes_since_state += size
+        self._has_removed |= isinstance(event, Removed)
         with self._wake:
             self._queue.append(event)
             if isinstance(event, Inserted) or self._others is None:
@@ -220,10 +229,14 @@ class Journal:
         self._rotating = False
         state = self._save()
         self._bytes_since_state = 0
+        self._has_removed = False
         self._state_bytes = record_bytes(state)
         self._recorded_signature = state.signature
         oldest_key = int(state.keys[0]) if state.keys.size else state.next_key
-        self._kept_oldest_key, self._state_oldest_key = self._state_oldest_key, oldest_key
+        if not self._failure:
+            # Else the one before is not on the disk, and never will be.
+            self._kept_oldest_key = self._state_oldest_key
+        self._state_oldest_key = oldest_key
         # What it covers is written all the same while the writer keeps up: the state may get damaged.
         covered = (Removed, SampledOnce, PrioritiesSet, TableState) if self._is_behind() else TableState
         with self._wake:
@@ -247,6 +260,10 @@ class Journal:
 
     def _on_failed(self, error: Exception) -> None:
         reason = why(error) if isinstance(error, OSError) else f"internal error, see the log: {error!r}"
+        if (not self._failure or self._has_removed) and not self._closing:
+            # What is gone may be all that fills the disk: files are freed by states that do without it. And
+            # it ends the file, which syncs what was acked before.
+            self._rotate_soon()
         if not self._failure:
             self._failed_at = self._clock()
             if not isinstance(error, OSError):
@@ -296,7 +313,6 @@ class Journal:
                 self._await_state()
             except Exception as error:
                 self._failed(error, records)
-                self._sync_meanwhile()
                 self._give_up.wait(self._backoff.next_delay())
             else:
                 self._backoff.reset()
@@ -331,13 +347,6 @@ class Journal:
         with self._busy():
             self._log.sync()
 
-    def _sync_meanwhile(self) -> None:
-        """What was acked before writes began to fail is due all the same."""
-        if self._log.seconds_to_sync == 0.0:
-            # Then it is written again, after what fails now.
-            with contextlib.suppress(Exception):
-                self._sync()
-
     def _reclaim(self) -> None:
         try:
             with self._busy():
@@ -362,10 +371,10 @@ class Journal:
     def _failed(self, error: Exception, records: list[Record]) -> None:
         self._tell(self._on_failed, error)
         if (state_at := last_state(records)) is not None:
-            # The newest state knows all that came before it but the payloads.
-            covered = [record for record in records[:state_at] if not isinstance(record, Inserted)]
-            records[:state_at] = [record for record in records[:state_at] if isinstance(record, Inserted)]
-            self._tell(self._on_dropped, _num_bytes(covered))
+            # Appends that are left out are acked with the state, which knows them.
+            needed = needed_beside(records[state_at], records[:state_at])
+            self._tell(self._on_dropped, _num_bytes(records[:state_at]) - _num_bytes(needed))
+            records[:state_at] = needed
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         try:

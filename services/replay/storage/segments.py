@@ -58,9 +58,13 @@ def holds_any(segment: Segment, keys: np.ndarray) -> bool:
     """Whether an item with one of these keys (uint64, ascending) may be in the file."""
     if segment.max_key in (0, UNKNOWN_KEY):
         return segment.max_key == UNKNOWN_KEY
+    return _is_any_within(keys, segment.min_key, segment.max_key)
+
+
+def _is_any_within(keys: np.ndarray, first: int, last: int) -> bool:
     # Of the same type as the keys, or NumPy would convert all of those.
-    at = int(keys.searchsorted(np.uint64(segment.min_key)))
-    return at < keys.size and int(keys[at]) <= segment.max_key
+    at = int(keys.searchsorted(np.uint64(first)))
+    return at < keys.size and int(keys[at]) <= last
 
 
 class SegmentNeeded(Exception):
@@ -344,6 +348,22 @@ def last_state(records: Sequence[Record]) -> int | None:
     """Where it is among them."""
     places = (i for i in reversed(range(len(records))) if isinstance(records[i], TableState))
     return next(places, None)
+
+
+def needed_beside(state: Record, before: Iterable[Record]) -> list[Record]:
+    """What a state does not know of the records before it: the payloads of items that are there."""
+    assert isinstance(state, TableState)
+    needed: list[Record] = []
+    for record in before:
+        if not isinstance(record, Inserted):
+            continue
+        if _is_any_within(state.keys, record.first_key, record.first_key + record.num_keys - 1):
+            needed.append(record)
+            continue
+        for payload in record.payloads:
+            # Whoever waits for that waits in vain.
+            payload.is_synced = True
+    return needed
 
 
 def _say_synced(packed: Iterable[Packed]) -> None:

@@ -6,6 +6,7 @@ attributes from the test; the writer thread sees them at its next call.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -111,9 +112,11 @@ class FaultyFiles(RealFiles):
     def lose_power(self, to: Path) -> None:
         """Write to the directory `to` what the disk holds for sure at this moment."""
         to.mkdir()
-        for path, size in self._synced_bytes.items():
-            if path in self._synced_names and path.exists():
-                (to / path.name).write_bytes(path.read_bytes()[:size])
+        for path, size in self._synced_bytes.copy().items():
+            # The writer may go on, and files come and go.
+            with contextlib.suppress(FileNotFoundError):
+                if path in self._synced_names:
+                    (to / path.name).write_bytes(path.read_bytes()[:size])
 
     def _call(self, name: str) -> None:
         self.calls[name] += 1
