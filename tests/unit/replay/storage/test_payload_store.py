@@ -13,11 +13,13 @@ import pytest
 
 from services.replay import sequence_table
 from services.replay.sequence_table import SequenceTable
+from services.replay.shard import Shard
 from services.replay.storage import payload_store
 from services.replay.storage.files import Files
 from services.replay.storage.payload_store import PayloadStore, Place
 from services.replay.tables import NoJournal
 from shoal.config.tables import SequenceTable as SequenceSettings
+from shoal.config.tree import LimitsSection, ReplaySection
 from shoal.journal.events import Inserted, Location, StoredPayload
 from shoal.journal.reader import segment_name
 from tests.unit.replay.storage.faulty_files import FaultyFiles
@@ -333,6 +335,21 @@ def test_a_file_that_is_being_read_is_deleted_afterwards(tmp_path: Path, is_canc
     finally:
         files.may_open.set()
         store.close()
+
+
+def test_the_journal_of_a_table_asks_its_store_what_is_being_read(tmp_path: Path) -> None:
+    async def main() -> None:
+        settings = SequenceSettings(durability="wal", max_ram_bytes=4096)
+        shard = Shard(ReplaySection(tables={"t": settings}), LimitsSection(), tmp_path)
+        await shard.open()
+        table = shard.tables["t"]
+        assert table._journal is not None
+        assert table._payloads is not None
+        table._payloads._pins[7] += 1
+        assert [table._journal._log._is_read(number) for number in (6, 7)] == [False, True]
+        await shard.close()
+
+    asyncio.run(main())
 
 
 def test_files_that_are_deleted_do_not_stay_open(tmp_path: Path) -> None:
