@@ -82,7 +82,7 @@ def _index_times_ms(num_items: int, batch: int, repeats: int) -> dict[str, list[
     priorities = rng.uniform(0.01, 10.0, (repeats, batch))
     sampled = [ring.draw(batch)[0] for _ in range(repeats)]
     return {
-        "sample": _times_ms(ring.sample, ((batch,) for _ in range(repeats))),
+        "sample": _times_ms(ring.draw, ((batch,) for _ in range(repeats))),
         "update": _times_ms(ring.set_priorities, zip(sampled, priorities, strict=True)),
         "replace": _times_ms(_replace, ((ring, new) for new in priorities)),
     }
@@ -193,7 +193,7 @@ def _at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _replace(ring: PriorityRing, priorities: np.ndarray) -> None:
-    ring.make_room(len(priorities))
+    ring.remove(np.arange(ring.oldest_key, ring.oldest_key + len(priorities), dtype=np.uint64))
     ring.append(priorities)
 
 

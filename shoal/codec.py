@@ -89,12 +89,8 @@ def decode(encoded: Encoded, max_bytes: int) -> np.ndarray:
 
     Raises LimitError or InvalidArgumentError, with bounded memory, whatever `encoded` holds.
     """
-    return unpack(encoded, raw_nbytes(encoded.dtype, encoded.shape, max_bytes))
-
-
-def unpack(encoded: Encoded, num_bytes: int) -> np.ndarray:
-    """`decode` for whom knows already that `raw_nbytes` is `num_bytes` and within the limits."""
     dtype, shape, codec, raw_bytes, crc, data = encoded
+    num_bytes = raw_nbytes(dtype, shape, max_bytes)
     if raw_bytes != num_bytes:
         raise InvalidArgumentError(
             f"tensor claims {raw_bytes} bytes, but {dtype}{list(shape)} has {num_bytes}"

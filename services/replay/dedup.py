@@ -102,10 +102,6 @@ class Dedup:
         self._lives = OrderedDict((seen.life, _Seen(seen.highest, seen.bits & self._mask)) for seen in lives)
         self._forget_oldest()
 
-    @property
-    def num_lives(self) -> int:
-        return len(self._lives)
-
     def _forget_oldest(self) -> None:
         while len(self._lives) > self._max_lives:
             self._lives.popitem(last=False)

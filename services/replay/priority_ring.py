@@ -77,21 +77,15 @@ class PriorityRing:
         return self._capacity - (self._next_key - self._oldest_key)
 
     @property
-    def full(self) -> bool:
-        return self.room == 0
-
-    @property
     def max_priority(self) -> float:
         """The highest seen so far, at least 1: what an item gets that comes without one."""
         return self._max_priority
 
-    def append(self, priorities: np.ndarray | int, sampleable: np.ndarray | bool = True) -> int:
-        """Add an item per priority, or this many without one; returns the first key.
+    def append(self, priorities: np.ndarray, sampleable: np.ndarray | bool = True) -> int:
+        """Add an item per priority; returns the first key.
 
         Raises ValueError if there is no room for all of them: evict first.
         """
-        if isinstance(priorities, int):
-            priorities = np.full(priorities, self._max_priority)
         raw = checked_priorities(priorities)
         if len(raw) > self.room:
             raise ValueError(
@@ -103,22 +97,6 @@ class PriorityRing:
         self._num_items += len(raw)
         self._fill(keys, raw, np.zeros(len(raw), np.uint32), sampleable)
         return first_key
-
-    def evict_oldest(self) -> int:
-        """Returns its key. Raises ValueError if there is no item."""
-        if self._num_items == 0:
-            raise ValueError("cannot evict from an empty ring")
-        key = self._oldest_key
-        self.remove(np.array([key], np.uint64))
-        return key
-
-    def make_room(self, num_items: int) -> np.ndarray:
-        """Evict the oldest items until `num_items` can be appended; returns the keys that went, ascending."""
-        if num_items > self._capacity:
-            raise ValueError(f"{num_items} items never fit into a ring of {self._capacity}")
-        keys, _ = self._span(self._oldest_key, max(0, num_items - self.room))
-        self.remove(keys)
-        return keys
 
     def remove(self, keys: np.ndarray) -> int:
         """Returns how many there were."""
@@ -132,12 +110,6 @@ class PriorityRing:
 
     def contains(self, keys: np.ndarray) -> np.ndarray:
         return self._locate(keys)[1]
-
-    def sample(self, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
-        """`draw`, and count the samples: what reaches `max_times_sampled` by it is then `spent`."""
-        keys, masses = self.draw(num_samples)
-        self.count_samples(keys)
-        return keys, masses
 
     def draw(self, num_samples: int) -> tuple[np.ndarray, np.ndarray]:
         """Keys and masses of items drawn with replacement, stratified, in random order.

@@ -24,6 +24,7 @@ from services.replay.tables import DRAINING, MAX_PAYLOADS
 from shoal.clients.replay_grpc import ACCEPTED_KEY
 from shoal.clients.replay_shard import Ack, Append, Outcome, PendingAck, ReplayBackend, Sampled
 from shoal.errors import InvalidArgumentError, LimitError, UnavailableError
+from shoal.layout import MAX_COLUMNS
 from shoal.records import ArraySpec, Life
 from shoal.rpc.server import RpcServer
 from shoal.v1 import replay_service_pb2 as pb
@@ -36,8 +37,6 @@ MAX_PENDING_APPENDS = 64
 MAX_PENDING_BYTES = 4 << 20
 MAX_PENDING_SAMPLES = 1024
 
-# As many as a trajectory has columns.
-MAX_DECLARED = 256
 # What has more fields is refused before it is parsed; too many trajectories are then refused as such.
 MAX_APPEND_FIELDS = 4 * MAX_PAYLOADS
 # Before it is parsed: names and shapes of the declared columns, and little else.
@@ -48,6 +47,7 @@ MAX_UPDATE_BYTES = 24 << 20
 
 SERVICE = "shoal.v1.ReplayService"
 _HELLO = pb.AppendRequest.HELLO_FIELD_NUMBER
+_ITEMS = pb.AppendRequest.ITEMS_FIELD_NUMBER
 
 _OUTCOMES = {outcome: pb.AppendResponse.Outcome.Value(f"OUTCOME_{outcome.name}") for outcome in Outcome}
 
@@ -153,11 +153,16 @@ def _parse_append(data: bytes) -> pb.AppendRequest:
     """Counted first: a message of a few megabytes may name millions of columns or trajectories."""
     # A field has two bytes or more.
     if len(data) > 2 * MAX_APPEND_FIELDS:
-        num_fields = 0
+        num_fields = hello_bytes = 0
+        # A message may come in several fields, which are merged.
         for field in fields(data):
-            if field.number == _HELLO and field.end - field.begin > MAX_HELLO_BYTES:
+            num_fields += 1
+            if field.number == _HELLO:
+                hello_bytes += field.end - field.begin
+            elif field.number == _ITEMS:
+                num_fields += count_fields(fields(data, field), MAX_APPEND_FIELDS)
+            if hello_bytes > MAX_HELLO_BYTES:
                 raise LimitError(f"hello of {len(data)} bytes: at most {MAX_HELLO_BYTES} are allowed")
-            num_fields += 1 + count_fields(fields(data, field), MAX_APPEND_FIELDS)
             if num_fields > MAX_APPEND_FIELDS:
                 raise LimitError(f"append of more than {MAX_PAYLOADS} trajectories: send fewer at once")
     return pb.AppendRequest.FromString(data)
@@ -204,9 +209,9 @@ def _hello_from_proto(request: pb.AppendRequest) -> tuple[Life, str, tuple[Array
         raise InvalidArgumentError("expected a hello: it comes first on every append stream")
     hello = request.hello
     check_protocol_version(hello.protocol_version)
-    if len(hello.declared) > MAX_DECLARED:
+    if len(hello.declared) > MAX_COLUMNS:
         raise InvalidArgumentError(
-            f"hello declares {len(hello.declared)} columns: at most {MAX_DECLARED} are allowed"
+            f"hello declares {len(hello.declared)} columns: at most {MAX_COLUMNS} are allowed"
         )
     declared = tuple(array_spec_from_proto(spec) for spec in hello.declared)
     return Life(hello.actor_id, hello.run_id), hello.table, declared
@@ -248,6 +253,5 @@ def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
         message.SetInParent()
         message.keys.extend(transitions.keys.tolist())
         message.masses.extend(transitions.masses.tolist())
-        # Rows from all over the table hardly shrink.
-        write_columns(transitions.columns, message.columns, compress=False)
+        write_columns(transitions.columns, message.columns)
     return response

@@ -24,7 +24,7 @@ from shoal.clients.replay_shard import (
     SampleStream,
     TableStats,
 )
-from shoal.errors import ShoalError, UnavailableError
+from shoal.errors import ShoalError, UnavailableError, fresh
 from shoal.records import ArraySpec, Life
 
 log = logging.getLogger(__name__)
@@ -125,9 +125,9 @@ class _Pipe(Generic[Answer]):
         while not self._requests.empty():
             self._requests.get_nowait()
 
-    def _ending(self) -> ShoalError:
+    def _ending(self) -> BaseException:
         assert self._error is not None
-        return type(self._error)(*self._error.args)
+        return fresh(self._error)
 
 
 class _InProcessAppendStream(_Pipe[Ack]):

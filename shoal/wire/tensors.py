@@ -28,12 +28,13 @@ def tensor_from_proto(message: tensor_pb2.Tensor, max_bytes: int) -> np.ndarray:
     return codec.decode(_encoded_of(message), max_bytes)
 
 
-def write_columns(
-    columns: Columns, field: RepeatedCompositeFieldContainer[tensor_pb2.NamedTensor], *, compress: bool
-) -> None:
-    """In place: a message that is given to another one is copied, data and all."""
+def write_columns(columns: Columns, field: RepeatedCompositeFieldContainer[tensor_pb2.NamedTensor]) -> None:
+    """In place: a message that is given to another one is copied, data and all.
+
+    Not compressed: rows from all over a table hardly shrink.
+    """
     for name, array in columns.items():
-        _write_tensor(array, field.add(name=name).tensor, compress=compress)
+        _write_tensor(array, field.add(name=name).tensor, compress=False)
 
 
 def columns_from_proto(messages: Iterable[tensor_pb2.NamedTensor], max_bytes: int) -> Columns:

@@ -184,6 +184,7 @@ SWELLING = {
     ),
     "an append of millions of trajectories": ("Append", delimited(2, b"\x1a\x00" * (8 * MIB))),
     "an append in millions of pieces": ("Append", b"\x12\x02\x1a\x00" * (4 * MIB)),
+    "a hello in pieces": ("Append", delimited(1, b"\x2a\x00" * (MIB // 2 - 1)) * 16),
     "a hello behind items": ("Append", b"\x12\x00" + delimited(1, b"\x2a\x00" * (8 * MIB))),
     "an update of millions of keys": ("UpdatePriorities", delimited(2, b"\1" * 30 * MIB)),
 }

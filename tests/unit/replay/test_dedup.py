@@ -113,7 +113,7 @@ def test_the_longest_silent_life_is_forgotten_first() -> None:
         await store(dedup, 1, lives[1])
         assert not await store(dedup, 1, lives[0]), "a repeat is a sign of life, too"
         await store(dedup, 1, lives[2])
-        assert dedup.num_lives == 2
+        assert len(dedup.save()) == 2
         assert not await store(dedup, 1, lives[0])
         assert not await store(dedup, 1, lives[2])
         assert await store(dedup, 1, lives[1]), "forgotten"
