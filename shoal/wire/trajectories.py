@@ -123,12 +123,18 @@ def _write_columns(columns: Columns, message: trajectory_pb2.Trajectory) -> None
     arrays = {name: codec.encodable(array) for name, array in columns.items()}
     message.layout, layout = _layout_of(tuple([(n, a.dtype, a.shape) for n, a in arrays.items()]))
     for slots in layout.blocks:
-        if len(slots) == 1:
-            packed = codec.pack_array(arrays[slots[0].name])
-        else:
-            packed = codec.pack_bytes(b"".join([arrays[slot.name].tobytes() for slot in slots]))
-        # Written in place: messages made one by one would be copied into each other.
-        message.blocks.add(codec=CODEC_TO_PROTO[packed.codec], crc32c=packed.crc32c, data=packed.data)
+        _write_block([arrays[slot.name] for slot in slots], message.blocks.add())
+
+
+def _write_block(arrays: Sequence[np.ndarray], message: trajectory_pb2.Block) -> None:
+    """In place: messages made one by one would be copied into each other."""
+    if len(arrays) == 1:
+        packed = codec.pack_array(arrays[0])
+    else:
+        packed = codec.pack_bytes(b"".join([array.tobytes() for array in arrays]))
+    message.codec = CODEC_TO_PROTO[packed.codec]  # type: ignore[assignment]
+    message.crc32c = packed.crc32c
+    message.data = packed.data
 
 
 def _read_columns(message: trajectory_pb2.Trajectory, layout: Layout) -> Columns:
