@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 # Columns that every trajectory has, besides those of the observation and the policy's outputs.
 ACTION = "action"
@@ -23,6 +23,16 @@ FIRST = "first"
 POLICY_VERSION = "policy_version"
 OBSERVATION = "observation"
 LOG_PROB = "log_prob"
+# An observation that says which actions are allowed: it is no input of the network.
+ACTION_MASK = "action_mask"
+
+# Columns [1, E, ...] of a trajectory: the policy's state before its first row, by the name that state has.
+INITIAL = "initial."
+# States that are the frames before the newest one, [E, frames, ...]: whoever shows the frames knows them.
+FRAMES = "frames."
+
+# The policy of all environments, unless the configuration names several.
+DEFAULT_POLICY = "policy"
 
 Columns = dict[str, np.ndarray]
 
@@ -55,6 +65,20 @@ class DiscreteAction:
 
 
 @dataclass(frozen=True)
+class MultiDiscreteAction:
+    """One integer in [0, n) for each n of `nvec`."""
+
+    nvec: tuple[int, ...]
+
+    def array_spec(self) -> ArraySpec:
+        # One number of categories for all elements: the largest covers the others.
+        return ArraySpec(ACTION, "int64", (len(self.nvec),), num_categories=max(self.nvec))
+
+    def describe(self) -> str:
+        return f"MultiDiscrete({list(self.nvec)})"
+
+
+@dataclass(frozen=True)
 class BoxAction:
     """Real numbers; `low` and `high` are flattened in C order, infinite where unbounded."""
 
@@ -70,7 +94,7 @@ class BoxAction:
         return f"Box{list(self.shape)} within {bounds}"
 
 
-ActionSpec = DiscreteAction | BoxAction
+ActionSpec = DiscreteAction | MultiDiscreteAction | BoxAction
 
 
 @dataclass(frozen=True)
@@ -103,7 +127,10 @@ class Episode:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An unroll: every column is [T+1, E, ...]. See `trajectory.proto` for the meaning of rows."""
+    """An unroll: every column is [T+1, E, ...]. See `trajectory.proto` for the meaning of rows.
+
+    Columns named `initial.` and more are [1, E, ...].
+    """
 
     columns: Columns
     episodes: tuple[Episode, ...] = ()

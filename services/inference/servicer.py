@@ -91,6 +91,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
         response = pb.ActResponse()
         actions = response.actions
         write_outputs = ColumnsWriter(actions.outputs).write
+        write_state = ColumnsWriter(actions.state).write
         while not self._draining:
             stream.idle = True
             request = await context.read()
@@ -107,10 +108,11 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                 self._refused.inc()
                 raise
             phases.add("decode", clock() - received_s)
-            reply = await act(session, observation, first)
+            reply = await act(session, observation, first, step.starts_unroll)
             answered_s = clock()
             actions.step, actions.policy_version = step.step, reply.policy_version
             write_outputs(reply.outputs)
+            write_state(reply.state)
             await context.write(response)
             phases.add("reply", clock() - answered_s)
         raise UnavailableError(_DRAINING)
@@ -126,13 +128,18 @@ def _hello_from_proto(request: pb.ActRequest) -> ActHello:
         spec=spec_from_proto(hello.spec),
         num_envs=hello.num_envs,
         greedy=hello.greedy,
+        policy=hello.policy,
+        epsilon=tuple(hello.epsilon),
+        noise=hello.noise,
     )
 
 
 def _welcome_to_proto(welcome: ActWelcome) -> pb.ActResponse:
-    outputs = [array_spec_to_proto(spec) for spec in welcome.outputs]
     return pb.ActResponse(
         welcome=pb.ActWelcome(
-            server_id=welcome.server_id, policy_version=welcome.policy_version, outputs=outputs
+            server_id=welcome.server_id,
+            policy_version=welcome.policy_version,
+            outputs=[array_spec_to_proto(spec) for spec in welcome.outputs],
+            state=[array_spec_to_proto(spec) for spec in welcome.state],
         )
     )

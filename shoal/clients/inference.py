@@ -7,12 +7,13 @@ same conformance tests. Everything here runs on the process's one event loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
-from shoal.records import ArraySpec, Columns, EnvSpec, Life
+from shoal.records import DEFAULT_POLICY, FRAMES, ArraySpec, Columns, EnvSpec, Life
 
 
 @dataclass(frozen=True)
@@ -23,23 +24,41 @@ class ActHello:
     spec: EnvSpec
     num_envs: int
     greedy: bool = False
+    policy: str = DEFAULT_POLICY
+    # Chance of a random action, one for each environment or none.
+    epsilon: tuple[float, ...] = ()
+    # Deviation of the noise on the actions of a deterministic policy, in half widths of their bounds.
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
 class ActWelcome:
-    """The server's answer once it has weights. `outputs` starts with the action."""
+    """The server's answer once it has weights. `outputs` starts with the action.
+
+    `state` is what the policy remembers of each environment; the names of frames start with `frames.`.
+    """
 
     server_id: str
     policy_version: int
     outputs: tuple[ArraySpec, ...]
+    state: tuple[ArraySpec, ...] = ()
 
 
 @dataclass(frozen=True)
 class ActReply:
-    """Outputs by name, each [E, ...], and the version of the weights that made them."""
+    """Outputs by name, each [E, ...], and the version of the weights that made them.
+
+    `state`, if the step starts an unroll: what the policy remembered before it, without the frames.
+    """
 
     policy_version: int
     outputs: Columns
+    state: Columns = field(default_factory=dict)
+
+
+def sent_states(state: Sequence[ArraySpec]) -> tuple[ArraySpec, ...]:
+    """Those that a reply holds: all but the frames, which the actor has shown itself."""
+    return tuple(spec for spec in state if not spec.name.startswith(FRAMES))
 
 
 class ActStream(Protocol):
@@ -48,7 +67,7 @@ class ActStream(Protocol):
     @property
     def welcome(self) -> ActWelcome: ...
 
-    async def act(self, observation: Columns, first: np.ndarray) -> ActReply:
+    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
         """Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
 
         Any error, and a cancellation, ends the stream: open a new one. The outputs may be read-only.
@@ -77,7 +96,9 @@ class InferenceBackend(Protocol):
         """Checks the spec, waits for weights, takes slots. Returns a session number."""
         ...
 
-    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
+    async def act(
+        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+    ) -> ActReply:
         """One call at a time per session. The arrays must not change until it returns."""
         ...
 

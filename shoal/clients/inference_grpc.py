@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 
-from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome
+from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, sent_states
 from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorWriter
 from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import InvalidArgumentError, LimitError, ShoalError, UnavailableError
@@ -50,14 +51,16 @@ class GrpcInferenceClient:
             call.cancel()
             raise InvalidArgumentError("the inference server answered a hello without a welcome")
         welcome = _welcome_from_proto(response.welcome)
-        return _GrpcActStream(call, welcome, ColumnsReader(self._max_bytes, welcome.outputs, hello.num_envs))
+        outputs = ColumnsReader(self._max_bytes, welcome.outputs, hello.num_envs)
+        state = ColumnsReader(self._max_bytes, sent_states(welcome.state), hello.num_envs)
+        return _GrpcActStream(call, welcome, outputs, state)
 
     async def close(self) -> None:
         await self._channel.close()
 
 
 class _GrpcActStream:
-    def __init__(self, call: Any, welcome: ActWelcome, outputs: ColumnsReader) -> None:
+    def __init__(self, call: Any, welcome: ActWelcome, outputs: ColumnsReader, state: ColumnsReader) -> None:
         self._call = call
         self._welcome = welcome
         self._num_steps = 0
@@ -68,31 +71,35 @@ class _GrpcActStream:
         self._write_observation = ColumnsWriter(self._step.observation).write
         self._write_first = TensorWriter(self._step.first).write
         self._read_outputs = outputs.read
+        self._read_state = state.read
 
     @property
     def welcome(self) -> ActWelcome:
         return self._welcome
 
-    async def act(self, observation: Columns, first: np.ndarray) -> ActReply:
+    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
         if self._ended:
             raise UnavailableError(_ENDED)
         self._write_observation(observation)
         self._write_first(first)
+        self._step.starts_unroll = starts_unroll
         number = self._step.step = self._num_steps
         self._num_steps += 1
         try:
             actions = (await _exchange(self._call, self._request)).actions
             if actions.step != number:
                 raise UnavailableError(f"the server answered step {actions.step} instead of {number}")
-            return ActReply(actions.policy_version, self._outputs(actions))
+            outputs = self._read(self._read_outputs, actions.outputs)
+            state = self._read(self._read_state, actions.state) if starts_unroll else {}
+            return ActReply(actions.policy_version, outputs, state)
         except BaseException:
             self._ended = True
             self._call.cancel()
             raise
 
-    def _outputs(self, actions: pb.ActActions) -> Columns:
+    def _read(self, read: Callable[[Any], Columns], tensors: Any) -> Columns:
         try:
-            return self._read_outputs(actions.outputs)
+            return read(tensors)
         except LimitError:
             # The user's to mend: the limits here are below what the environments need.
             raise
@@ -153,10 +160,14 @@ def _hello_to_proto(hello: ActHello) -> pb.ActRequest:
             spec=spec_to_proto(hello.spec),
             num_envs=hello.num_envs,
             greedy=hello.greedy,
+            policy=hello.policy,
+            epsilon=hello.epsilon,
+            noise=hello.noise,
         )
     )
 
 
 def _welcome_from_proto(welcome: pb.ActWelcome) -> ActWelcome:
     outputs = tuple(array_spec_from_proto(spec) for spec in welcome.outputs)
-    return ActWelcome(welcome.server_id, welcome.policy_version, outputs)
+    state = tuple(array_spec_from_proto(spec) for spec in welcome.state)
+    return ActWelcome(welcome.server_id, welcome.policy_version, outputs, state)

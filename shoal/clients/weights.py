@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from shoal.config.tree import PolicySection
-from shoal.records import EnvSpec, WeightsSnapshot
+from shoal.records import DEFAULT_POLICY, EnvSpec, WeightsSnapshot
 
 
 def policy_text(policy: PolicySection) -> str:
@@ -23,9 +23,16 @@ class WeightsClient(Protocol):
     """One learner."""
 
     def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
+        self,
+        subscriber_id: str,
+        spec: EnvSpec,
+        policy: str,
+        current_version: int,
+        policy_name: str = DEFAULT_POLICY,
     ) -> AsyncIterator[WeightsSnapshot]:
         """Whole, checked snapshots with rising versions. `policy` is the subscriber's `policy_text`.
+
+        `policy_name`: which of the run's policies to follow.
 
         Raises UnavailableError on a break (subscribe again), or a UserError if refused: SpecMismatchError
         for another spec.

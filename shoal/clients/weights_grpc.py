@@ -14,7 +14,7 @@ import grpc
 
 from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import LimitError, UnavailableError
-from shoal.records import PROTOCOL_VERSION, EnvSpec, WeightsSnapshot
+from shoal.records import DEFAULT_POLICY, PROTOCOL_VERSION, EnvSpec, WeightsSnapshot
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
 from shoal.rpc.status import from_rpc_error
@@ -34,7 +34,12 @@ class GrpcWeightsClient:
         self._max_bytes = limits.max_tensor_bytes
 
     async def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
+        self,
+        subscriber_id: str,
+        spec: EnvSpec,
+        policy: str,
+        current_version: int,
+        policy_name: str = DEFAULT_POLICY,
     ) -> AsyncIterator[WeightsSnapshot]:
         request = pb.SubscribeRequest(
             protocol_version=PROTOCOL_VERSION,
@@ -42,6 +47,7 @@ class GrpcWeightsClient:
             spec=spec_to_proto(spec),
             current_version=current_version,
             policy=policy,
+            policy_name=policy_name,
         )
         call = self._stub.Subscribe(request)
         assembler = SnapshotAssembler(current_version, self._max_bytes)

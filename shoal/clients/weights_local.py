@@ -10,18 +10,23 @@ from collections.abc import AsyncIterator
 
 from shoal.clients.weights import WeightsBackend
 from shoal.errors import UnavailableError
-from shoal.records import EnvSpec, WeightsSnapshot
+from shoal.records import DEFAULT_POLICY, EnvSpec, WeightsSnapshot
 
 
 class InProcessWeightsClient:
-    """Follows a backend directly."""
+    """Follows a backend directly, which is that of one policy, whatever its name."""
 
     def __init__(self, backend: WeightsBackend) -> None:
         self._backend = backend
         self._closed = asyncio.Event()
 
     async def subscribe(
-        self, subscriber_id: str, spec: EnvSpec, policy: str, current_version: int
+        self,
+        subscriber_id: str,
+        spec: EnvSpec,
+        policy: str,
+        current_version: int,
+        policy_name: str = DEFAULT_POLICY,
     ) -> AsyncIterator[WeightsSnapshot]:
         self._check_open()
         self._backend.accept(spec, policy, current_version)

@@ -26,15 +26,80 @@ class RunSection(Section):
     )
 
 
+class WrapperSection(Section):
+    """One wrapper around each environment."""
+
+    path: str = Field(
+        min_length=1, description="`module:Class` or `file.py:Class`; it takes the environment first."
+    )
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the wrapper.")
+
+
+# Names a directory and a table too.
+PolicyName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+
+
 class EnvSection(Section):
     """The environment that actors step."""
 
-    id: str = Field("CartPole-v1", min_length=1, description="Gymnasium id, or `module:id`.")
+    id: str = Field(
+        "CartPole-v1",
+        min_length=1,
+        description="Gymnasium id, `module:id`, `module:factory`, `file.py:factory` or `envpool:task`.",
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the environment.")
+    wrappers: tuple[WrapperSection, ...] = Field(
+        (), max_length=32, description="Wrappers around each environment, the innermost first."
+    )
     vectorization: Literal["auto", "native", "sync", "async"] = Field(
         "auto",
-        description="`native`: the env's own vector entry point; `sync`: one after another; `async`: a "
-        "subprocess each; `auto`: native if there is one, else sync.",
+        description="`native`: many environments in one object; `sync`: one after another; `async`: in worker "
+        "processes; `auto`: native if the environment can, else sync.",
+    )
+    workers: int = Field(
+        0, ge=0, le=1024, description="Worker processes per group with `async`; 0: one per CPU of the actor."
+    )
+    action_mask: Literal["auto", "info", "none"] = Field(
+        "auto",
+        description="Where an environment says which actions are allowed. `auto`: in the entry `action_mask` of "
+        "a Dict observation, if there is one; `info`: in `info['action_mask']`; `none`: nowhere.",
+    )
+    policies: dict[PolicyName, tuple[str, ...]] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Of a multi-agent environment: policies by name, each with the agents that it plays "
+        "(names, or patterns such as `red_*`; the first that fits counts). Empty: one policy for all.",
+    )
+    step_timeout_s: float = Field(
+        60.0, gt=0, le=86_400, description="An environment that takes longer for a step hangs (s)."
+    )
+    max_restarts: int = Field(
+        10,
+        ge=0,
+        le=100_000,
+        description="Broken or hanging environments that an actor starts again within ten minutes, before it "
+        "gives up.",
+    )
+
+
+class ExplorationSection(Section):
+    """Randomness on top of the policy's own; the inference server adds it, evaluators go without."""
+
+    epsilon: float = Field(
+        0.0, ge=0, le=1, description="Largest chance of a random action, of the most daring environment."
+    )
+    epsilon_spread: float = Field(
+        7.0,
+        ge=0,
+        le=100,
+        description="Environments get epsilon^(1 + spread u), their u spread evenly over 0 to 1; 0: all the same.",
+    )
+    noise: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths of "
+        "their bounds.",
     )
 
 
@@ -110,7 +175,13 @@ class InferenceSection(Section):
     )
     min_batch: int = Field(1, ge=1, le=1 << 20, description="Rows worth waiting for, up to max_wait_ms.")
     max_wait_ms: float = Field(0.0, ge=0, le=1000, description="Longest wait for min_batch rows (ms).")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of the model.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of the model; 0: half of the CPUs, at least one."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Of the forward pass (autocast); weights stay in float32."
+    )
+    compile: bool = Field(False, description="Compile the network with torch.compile at the first batches.")
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50051"), description="Where this replica listens."
     )
@@ -173,7 +244,9 @@ class LearnerSection(Section):
     prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
     decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of training.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads of training; 0: half of the CPUs, at least one."
+    )
     publish_every: int = Field(
         1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
     )
@@ -187,10 +260,35 @@ class LearnerSection(Section):
 class PolicySection(Section):
     """The network."""
 
+    kind: Literal["actor_critic", "q", "soft_actor_critic", "deterministic"] = Field(
+        "actor_critic",
+        description="`actor_critic`: a distribution and a value; `q`: values of discrete actions; "
+        "`soft_actor_critic`: tanh-Gaussian and twin Q; `deterministic`: one action and twin Q.",
+    )
+    network: str = Field(
+        "auto",
+        min_length=1,
+        description="`auto` (nature_cnn for images, mlp for the rest), `mlp`, `nature_cnn`, `impala_resnet`, or "
+        "`module:factory` of your own encoder.",
+    )
+    network_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of your own encoder."
+    )
     hidden_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 16)], ...] = Field(
         (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
+    frame_stack: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Newest observations that the network sees; they are sent and stored once.",
+    )
+    recurrent: Literal["none", "lstm", "gru"] = Field(
+        "none", description="A core with memory between encoder and heads."
+    )
+    recurrent_size: int = Field(128, ge=1, le=1 << 14, description="Units of the recurrent core.")
+    dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")
 
 
 class StopSection(Section):
@@ -277,6 +375,7 @@ class Config(Section):
 
     run: RunSection = Field(RunSection(), description="The run as a whole.")
     env: EnvSection = Field(EnvSection(), description="The environment.")
+    exploration: ExplorationSection = Field(ExplorationSection(), description="Exploration of actors.")
     addresses: AddressesSection = Field(AddressesSection(), description="Where the services are.")
     actor: ActorSection = Field(ActorSection(), description="Actors.")
     inference: InferenceSection = Field(InferenceSection(), description="Inference servers.")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -22,63 +22,51 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from shoal.config.tree import EnvSection
+from shoal.envs.batch import EnvStep, Slots
 from shoal.envs.registry import construction_error, find_env, make_env
 from shoal.envs.spaces import ActionAdapter, ObservationAdapter
 from shoal.errors import UserError
-from shoal.records import Columns, EnvSpec
+from shoal.records import DEFAULT_POLICY, EnvSpec
 
 _CLOSE_TIMEOUT_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class EnvStep:
-    """What E environments showed, each array [E, ...]; to be read before the next step."""
-
-    observation: Columns
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    # The observation starts an episode, so the step that led to it was no transition.
-    first: np.ndarray
-    # Terminated or truncated: the next step starts an episode.
-    done: np.ndarray
-
-
 class ShoalVectorEnv:
-    """E environments that are stepped together."""
+    """A Gymnasium `VectorEnv` as a `BatchEnv` of one policy."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
         self._env = env
         self._observation = ObservationAdapter(env.single_observation_space)
         self._action = ActionAdapter(env.single_action_space)
         self._done = np.zeros(env.num_envs, np.bool_)
-        self.num_envs = env.num_envs
-        self.spec = EnvSpec(env_id, self._observation.specs, self._action.spec)
-        # Stepping waits for other processes: an event loop better waits in a thread.
-        self.waits_for_processes = isinstance(env, AsyncVectorEnv)
+        spec = EnvSpec(env_id, self._observation.specs, self._action.spec)
+        self.slots = {DEFAULT_POLICY: Slots(spec, env.num_envs)}
+        self.num_restarts = 0
+        self.waits = isinstance(env, AsyncVectorEnv)
 
-    def reset(self, seed: int) -> EnvStep:
-        """Starts an episode everywhere; environments get different seeds made from this one."""
+    def reset(self, seed: int) -> dict[str, EnvStep]:
         observation, _ = self._env.reset(seed=seed)
-        nothing = np.zeros(self.num_envs, np.bool_)
+        num_envs = self._env.num_envs
+        nothing = np.zeros(num_envs, np.bool_)
         self._done = nothing
-        return EnvStep(
+        step = EnvStep(
             observation=self._observation.to_columns(observation),
-            reward=np.zeros(self.num_envs, np.float32),
+            reward=np.zeros(num_envs, np.float32),
             terminated=nothing,
             truncated=nothing,
-            first=np.ones(self.num_envs, np.bool_),
+            first=np.ones(num_envs, np.bool_),
             done=nothing,
         )
+        return {DEFAULT_POLICY: step}
 
-    def step(self, action: np.ndarray) -> EnvStep:
-        """Takes actions as the spec describes them: categories from 0, or floats (clipped to the bounds)."""
-        observation, reward, terminated, truncated, _ = self._env.step(self._action.to_env(action))
+    def step(self, actions: Mapping[str, np.ndarray]) -> dict[str, EnvStep]:
+        action = self._action.to_env(actions[DEFAULT_POLICY])
+        observation, reward, terminated, truncated, _ = self._env.step(action)
         first = self._done
         terminated = np.asarray(terminated, np.bool_)
         truncated = np.asarray(truncated, np.bool_)
         self._done = terminated | truncated
-        return EnvStep(
+        step = EnvStep(
             observation=self._observation.to_columns(observation),
             reward=np.asarray(reward, np.float32),
             terminated=terminated,
@@ -86,6 +74,7 @@ class ShoalVectorEnv:
             first=first,
             done=self._done,
         )
+        return {DEFAULT_POLICY: step}
 
     def close(self) -> None:
         """Ends the environments and their processes; a process that does not end in time is killed."""

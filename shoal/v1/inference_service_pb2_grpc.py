@@ -56,7 +56,7 @@ class InferenceServiceServicer:
 
         Flow control: one step in flight per stream.
         Status: INVALID_ARGUMENT for a malformed message or tensor; FAILED_PRECONDITION for another
-        protocol version or for a spec other than the run's (both specs are in the message);
+        protocol version, an unknown policy, or a spec other than the policy's (both are in the message);
         RESOURCE_EXHAUSTED for more environments than the server's batch holds; UNAUTHENTICATED;
         UNAVAILABLE while draining: dial another replica.
         """

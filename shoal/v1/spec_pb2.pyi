@@ -25,6 +25,12 @@ class DiscreteAction(_message.Message):
     n: int
     def __init__(self, n: _Optional[int] = ...) -> None: ...
 
+class MultiDiscreteAction(_message.Message):
+    __slots__ = ("nvec",)
+    NVEC_FIELD_NUMBER: _ClassVar[int]
+    nvec: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nvec: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class BoxAction(_message.Message):
     __slots__ = ("shape", "low", "high")
     SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -36,12 +42,14 @@ class BoxAction(_message.Message):
     def __init__(self, shape: _Optional[_Iterable[int]] = ..., low: _Optional[_Iterable[float]] = ..., high: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ActionSpec(_message.Message):
-    __slots__ = ("discrete", "box")
+    __slots__ = ("discrete", "box", "multi_discrete")
     DISCRETE_FIELD_NUMBER: _ClassVar[int]
     BOX_FIELD_NUMBER: _ClassVar[int]
+    MULTI_DISCRETE_FIELD_NUMBER: _ClassVar[int]
     discrete: DiscreteAction
     box: BoxAction
-    def __init__(self, discrete: _Optional[_Union[DiscreteAction, _Mapping]] = ..., box: _Optional[_Union[BoxAction, _Mapping]] = ...) -> None: ...
+    multi_discrete: MultiDiscreteAction
+    def __init__(self, discrete: _Optional[_Union[DiscreteAction, _Mapping]] = ..., box: _Optional[_Union[BoxAction, _Mapping]] = ..., multi_discrete: _Optional[_Union[MultiDiscreteAction, _Mapping]] = ...) -> None: ...
 
 class EnvSpec(_message.Message):
     __slots__ = ("env_id", "observation", "action")

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("protocol_version", "subscriber_id", "spec", "current_version", "policy")
+    __slots__ = ("protocol_version", "subscriber_id", "spec", "current_version", "policy", "policy_name")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     CURRENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    POLICY_NAME_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     subscriber_id: str
     spec: _spec_pb2.EnvSpec
     current_version: int
     policy: str
-    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.EnvSpec, _Mapping]] = ..., current_version: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
+    policy_name: str
+    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.EnvSpec, _Mapping]] = ..., current_version: _Optional[int] = ..., policy: _Optional[str] = ..., policy_name: _Optional[str] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("version", "total_bytes", "sha256", "offset", "data")

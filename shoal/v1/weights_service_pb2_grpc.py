@@ -52,7 +52,7 @@ class WeightsServiceServicer:
         learner gets the newest version next and, apart from what is already on its way, never sees
         those between.
 
-        The first subscriber's spec is the run's; another one is refused with both specs. So is
+        The first subscriber's spec is the policy's; another one is refused with both specs. So is
         another `policy` section than the learner's.
         The learner's next version is always above `current_version`: versions never go back.
 

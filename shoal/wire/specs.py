@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from shoal import codec
 from shoal.errors import InvalidArgumentError, ProtocolVersionError
-from shoal.records import PROTOCOL_VERSION, ActionSpec, ArraySpec, BoxAction, DiscreteAction, EnvSpec
+from shoal.records import (
+    PROTOCOL_VERSION,
+    ActionSpec,
+    ArraySpec,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    MultiDiscreteAction,
+)
 from shoal.v1 import spec_pb2
 from shoal.wire.tensors import DTYPE_TO_PROTO, dtype_from_proto, shape_from_proto
 
@@ -24,6 +32,8 @@ def spec_to_proto(spec: EnvSpec) -> spec_pb2.EnvSpec:
     action = spec_pb2.ActionSpec()
     if isinstance(spec.action, DiscreteAction):
         action.discrete.n = spec.action.n
+    elif isinstance(spec.action, MultiDiscreteAction):
+        action.multi_discrete.nvec.extend(spec.action.nvec)
     else:
         action.box.shape.extend(spec.action.shape)
         action.box.low.extend(spec.action.low)
@@ -67,6 +77,11 @@ def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:
         if message.discrete.n < 1:
             raise InvalidArgumentError(f"discrete action with n={message.discrete.n}: at least 1 is needed")
         return DiscreteAction(message.discrete.n)
+    if kind == "multi_discrete":
+        nvec = tuple(message.multi_discrete.nvec)
+        if not nvec or min(nvec) < 1:
+            raise InvalidArgumentError(f"multi-discrete action {list(nvec)}: every n is at least 1")
+        return MultiDiscreteAction(nvec)
     if kind == "box":
         shape = _checked_shape(message.box.shape)
         low, high = tuple(message.box.low), tuple(message.box.high)

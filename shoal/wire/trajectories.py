@@ -18,7 +18,7 @@ from shoal import codec
 from shoal.config.tree import LimitsSection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.layout import MAX_COLUMNS, ColumnSpec, Layout, plan_layout
-from shoal.records import FIRST, Columns, Episode, Trajectory
+from shoal.records import FIRST, INITIAL, Columns, Episode, Trajectory
 from shoal.v1 import trajectory_pb2
 from shoal.wire.fields import num_fields_exceed
 from shoal.wire.tensors import (
@@ -87,11 +87,16 @@ def decode_sequence(payloads: Sequence[bytes], limits: LimitsSection) -> Traject
     if len(unrolls) == 1:
         return unrolls[0]
     columns = {
-        name: np.concatenate([*(unroll.columns[name][:-1] for unroll in unrolls[:-1]), last])
-        for name, last in unrolls[-1].columns.items()
+        name: _joined(name, [unroll.columns[name] for unroll in unrolls]) for name in unrolls[-1].columns
     }
     episodes = tuple(episode for unroll in unrolls for episode in unroll.episodes)
     return Trajectory(columns, episodes, unrolls[0].stream, unrolls[0].first_step)
+
+
+def _joined(name: str, parts: Sequence[np.ndarray]) -> np.ndarray:
+    if name.startswith(INITIAL):
+        return parts[0]
+    return np.concatenate([*(part[:-1] for part in parts[:-1]), parts[-1]])
 
 
 def encode_columns(columns: Columns) -> bytes:
@@ -218,9 +223,10 @@ def _leading_axes(layout: Layout) -> tuple[int, int]:
             f"column {FIRST!r} is {first.dtype}{list(leading)} instead of bool[T+1, E] with T, E >= 1"
         )
     for slot in layout.slots:
-        if slot.shape[:2] != leading:
+        wanted = (1, leading[1]) if slot.name.startswith(INITIAL) else leading
+        if slot.shape[:2] != wanted:
             raise InvalidArgumentError(
-                f"column {slot.name!r} has shape {list(slot.shape)}, others start with {list(leading)}"
+                f"column {slot.name!r} has shape {list(slot.shape)} and should start with {list(wanted)}"
             )
     return leading[0], leading[1]
 
