@@ -1,8 +1,8 @@
 """The policies of a run, and what belongs to each of them: a replay table and a directory.
 
 Pure functions of the configuration, used by every service, so that all agree without asking each other. One
-policy uses `learner.table` and the run's directory as they are; of several each has a copy of the table under a
-name of its own.
+policy uses `learner.table` and the run's directory as they are; of several, each has a copy of the table
+under a name of its own.
 """
 
 from __future__ import annotations

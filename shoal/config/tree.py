@@ -53,16 +53,16 @@ class EnvSection(Section):
     )
     vectorization: Literal["auto", "native", "sync", "async"] = Field(
         "auto",
-        description="`native`: many environments in one object; `sync`: one after another; `async`: in worker "
-        "processes; `auto`: native if the environment can, else sync.",
+        description="`native`: many environments in one object; `sync`: one after another; `async`: in "
+        "worker processes; `auto`: native if the environment can, else sync.",
     )
     workers: int = Field(
         0, ge=0, le=1024, description="Worker processes per group with `async`; 0: one per CPU of the actor."
     )
     action_mask: Literal["auto", "info", "none"] = Field(
         "auto",
-        description="Where an environment says which actions are allowed. `auto`: in the entry `action_mask` of "
-        "a Dict observation, if there is one; `info`: in `info['action_mask']`; `none`: nowhere.",
+        description="Where an environment says which actions are allowed. `auto`: in the entry `action_mask` "
+        "of a Dict observation, if there is one; `info`: in `info['action_mask']`; `none`: nowhere.",
     )
     policies: dict[PolicyName, tuple[str, ...]] = Field(
         default_factory=dict,
@@ -92,14 +92,14 @@ class ExplorationSection(Section):
         7.0,
         ge=0,
         le=100,
-        description="Environments get epsilon^(1 + spread u), their u spread evenly over 0 to 1; 0: all the same.",
+        description="Environments get epsilon^(1 + spread u), with u spread over 0 to 1; 0: all the same.",
     )
     noise: float = Field(
         0.0,
         ge=0,
         le=10,
-        description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths of "
-        "their bounds.",
+        description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths "
+        "of their bounds.",
     )
 
 
@@ -268,8 +268,8 @@ class PolicySection(Section):
     network: str = Field(
         "auto",
         min_length=1,
-        description="`auto` (nature_cnn for images, mlp for the rest), `mlp`, `nature_cnn`, `impala_resnet`, or "
-        "`module:factory` of your own encoder.",
+        description="`auto` (nature_cnn for images, mlp for the rest), `mlp`, `nature_cnn`, `impala_resnet`, "
+        "or `module:factory` of your own encoder.",
     )
     network_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of your own encoder."
@@ -282,7 +282,7 @@ class PolicySection(Section):
         1,
         ge=1,
         le=64,
-        description="Newest observations that the network sees; they are sent and stored once.",
+        description="Newest observations that the network sees; sent and stored once.",
     )
     recurrent: Literal["none", "lstm", "gru"] = Field(
         "none", description="A core with memory between encoder and heads."

@@ -7,8 +7,8 @@ Every environment restarts by itself on the step after its episode ended (Gymnas
 that ends an episode still shows its final observation, the next one ignores the action, earns nothing
 and shows the first observation of the new episode.
 
-A slot is one environment, or one agent of one. While its agent is away, and when its environment broke and was
-started again, the slot shows `first` as well: a step that leads to `first` is no transition and is never
+A slot is one environment, or one agent of one. While its agent is away, and when its environment broke and
+was started again, the slot shows `first` as well: a step that leads to `first` is no transition and is never
 trained on.
 """
 
