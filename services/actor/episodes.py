@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.envs.vector import EnvStep
+from shoal.envs.batch import EnvStep
 from shoal.records import Episode
 
 
@@ -21,18 +21,16 @@ class EpisodeTracker:
         self._starts = np.zeros(num_envs, np.int64)
         # Made since the start, by each environment.
         self.num_steps = 0
-        self._restarting = False
 
     def add(self, step: EnvStep) -> tuple[Episode, ...]:
         """Episodes that ended at this step, by environment."""
         self.num_steps += 1
         self._returns += step.reward
-        if self._restarting:
+        if step.first.any():
             self._returns[step.first] = 0.0
             self._starts[step.first] = self.num_steps
         ended = np.flatnonzero(step.done)
-        self._restarting = ended.size > 0
-        if not self._restarting:
+        if not ended.size:
             return ()
         returns = self._returns[ended].tolist()
         lengths = (self.num_steps - self._starts[ended]).tolist()

@@ -1,7 +1,7 @@
 """One group of environments: acts, records, hands over unrolls; several groups take turns on the event loop.
 
-Started by `services.actor.loop`, one task per group. Environments are stepped inline, which is fastest for
-vectorised ones; only those that wait for worker processes are stepped in a thread.
+Started by `services.actor.loop`, one task per group and policy. Environments are stepped inline where that is
+possible, which is fastest for vectorised ones.
 Knows streams and sinks by their protocols, so that it is tested without sockets.
 """
 
@@ -11,13 +11,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import Protocol
 
 from services.actor.episodes import EpisodeTracker
 from services.actor.link import InferenceLink
+from services.actor.lockstep import Part
 from services.actor.metrics import ActorMetrics
 from services.actor.split import split_by_env
 from services.actor.unroll import UnrollBuilder
@@ -25,14 +23,12 @@ from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActStream
 from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.config.tree import LimitsSection
-from shoal.envs.vector import EnvStep, ShoalVectorEnv
+from shoal.envs.batch import EnvStep
 from shoal.errors import UnavailableError, UserError
-from shoal.records import ACTION, REWARD, Trajectory
+from shoal.records import ACTION, Trajectory
 from shoal.wire import encode_trajectory
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -47,11 +43,11 @@ class Sink(Protocol):
 
 
 class Group:
-    """E environments with one stream to inference. `run` ends only by `stop` or an error."""
+    """E slots of environments with one stream to inference. `run` ends only by `stop` or an error."""
 
     def __init__(
         self,
-        env: ShoalVectorEnv,
+        part: Part,
         link: InferenceLink,
         sink: Sink | None,
         metrics: ActorMetrics,
@@ -69,10 +65,11 @@ class Group:
         `index`: of this group among the actor's. `unrolls`: hand over a trajectory per environment, so many
         of which make a sequence; None: one trajectory of all.
         """
-        self._env = env
+        self._part = part
         self._link = link
         self._sink = sink
         self._metrics = metrics
+        self._policy_metrics = metrics.of(part.policy)
         self._waits = waits
         self._seed = seed
         self._unroll_length = unroll_length
@@ -82,9 +79,7 @@ class Group:
         # Unrolls that make a sequence together belong on one shard; others go wherever there is room.
         self._stream = index if (unrolls or 1) > 1 else None
         self._clock = clock
-        self._episodes = EpisodeTracker(env.num_envs)
-        # A thread that is never shared: environments that wait for processes must not wait for each other.
-        self._thread = ThreadPoolExecutor(1) if env.waits_for_processes else None
+        self._episodes = EpisodeTracker(part.num_slots)
         self._shown: EnvStep | None = None
         self._builder: UnrollBuilder | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,8 +90,7 @@ class Group:
         """Raises UserError if inference refuses the group."""
         self._task = asyncio.current_task()
         try:
-            reset, seed = self._env.reset, self._seed
-            self._shown = reset(seed) if self._thread is None else await self._in_thread(reset, seed)
+            self._shown = await self._part.reset(self._seed)
             while not self._stopping:
                 with self._metrics.phases.measure("wait_action"):
                     stream = await self._link.connect()
@@ -107,8 +101,6 @@ class Group:
         finally:
             self._drop_open_unroll()
             await self._link.close()
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
 
     def stop(self) -> None:
         """Ends `run`: at once, but for a handover or a step in a thread that is under way."""
@@ -132,15 +124,15 @@ class Group:
 
     async def _fill(self, stream: ActStream, builder: UnrollBuilder) -> None:
         """The hot loop: everything in it runs once per step."""
-        env, episodes, clock = self._env, self._episodes, self._clock
+        part, episodes, clock = self._part, self._episodes, self._clock
         wait_action = env_step = 0.0
         try:
             while not builder.full and not self._stopping:
                 asked = clock()
-                reply = await stream.act(builder.observation, builder.first)
+                reply = await stream.act(builder.observation, builder.first, builder.starting)
                 answered = clock()
                 action = reply.outputs[ACTION]
-                shown = env.step(action) if self._thread is None else await self._in_thread(env.step, action)
+                shown = part.step_now(action) if part.is_plain else await part.step(action)
                 stepped = clock()
                 self._shown = shown
                 builder.add(reply, shown, episodes.add(shown))
@@ -150,20 +142,13 @@ class Group:
             self._metrics.phases.add("wait_action", wait_action)
             self._metrics.phases.add("env_step", env_step)
 
-    async def _in_thread(self, call: Callable[[T], EnvStep], argument: T) -> EnvStep:
-        self._must_finish = True
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call, argument)
-        finally:
-            self._must_finish = False
-
     async def _hand_over(self, builder: UnrollBuilder) -> None:
         metrics = self._metrics
         num_transitions = builder.num_transitions
         metrics.env_steps.inc(num_transitions)
-        metrics.autoreset_steps.inc(self._unroll_length * self._env.num_envs - num_transitions)
-        metrics.add_episodes(builder.episodes)
-        metrics.policy_version.set(builder.policy_version)
+        metrics.autoreset_steps.inc(self._unroll_length * self._part.num_slots - num_transitions)
+        self._policy_metrics.add(builder.episodes)
+        self._policy_metrics.policy_version.set(builder.policy_version)
         if self._sink is None:
             builder.carry_over()
             return
@@ -176,7 +161,6 @@ class Group:
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
     def _encode(self, trajectory: Trajectory) -> list[bytes]:
-        self._check_finite(trajectory)
         parts = [trajectory] if self._unrolls is None else self._parts(trajectory)
         payloads = [encode_trajectory(part) for part in parts]
         num_bytes = sum(map(len, payloads))
@@ -197,17 +181,6 @@ class Group:
         num_bytes += PAYLOAD_OVERHEAD_BYTES * (len(payloads) - 1)
         _check_size("encoded unroll of a group", num_bytes, most, limit)
 
-    def _check_finite(self, trajectory: Trajectory) -> None:
-        """The learner trains on no NaN: an environment that shows one must not starve the run in silence."""
-        for name in (REWARD, *(array.name for array in self._env.spec.observation)):
-            column = trajectory.columns[name]
-            if column.dtype.kind == "f" and not np.isfinite(column).all():
-                row, env = np.argwhere(~np.isfinite(column))[0][:2]
-                raise UserError(
-                    f"environment {self._env.spec.env_id!r} gave {name} {column[row, env]} "
-                    f"(env {env} of a group, row {row} of an unroll): only finite numbers can be trained on"
-                )
-
     async def _append(self, sink: Sink, payloads: Sequence[bytes]) -> None:
         self._must_finish = True
         try:
@@ -218,14 +191,15 @@ class Group:
         self._metrics.unrolls.inc()
 
     def _builder_for(self, stream: ActStream) -> UnrollBuilder:
-        outputs = stream.welcome.outputs
-        if self._builder is None or self._builder.outputs != outputs:
+        welcome, part, builder = stream.welcome, self._part, self._builder
+        if builder is None or (builder.outputs, builder.state) != (welcome.outputs, welcome.state):
             assert self._shown is not None
-            self._builder = UnrollBuilder(self._env.spec, outputs, self._unroll_length, self._env.num_envs)
-            self._builder.start(self._shown)
+            builder = self._builder = UnrollBuilder(part.spec, welcome, self._unroll_length, part.num_slots)
+            builder.start(self._shown)
             if self._sink is not None:
-                self._check_sizes(self._builder)
-        return self._builder
+                self._check_sizes(builder)
+        builder.begin_stream()
+        return builder
 
     def _check_sizes(self, builder: UnrollBuilder) -> None:
         """Shards would reject every trajectory beyond these limits: say so before the first step."""
@@ -242,7 +216,7 @@ class Group:
         dropped = builder.num_transitions
         self._metrics.env_steps.inc(dropped)
         self._metrics.dropped_steps.inc(dropped)
-        self._metrics.add_episodes(builder.episodes)
+        self._policy_metrics.add(builder.episodes)
         builder.carry_over()
         return dropped
 

@@ -13,9 +13,13 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 
+from shoal.envs.make import make_batch_env
+
 from services.actor.assignment import Seat
+from services.actor.exploration import epsilons
 from services.actor.group import Group
 from services.actor.link import InferenceLink
+from services.actor.lockstep import Lockstep, Part
 from services.actor.metrics import ActorMetrics
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
@@ -23,8 +27,9 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
+from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
-from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.envs.batch import BatchEnv
 from shoal.metrics import start_metrics_server
 from shoal.records import EnvSpec, Life
 from shoal.rpc.addresses import Address, AddressBook
@@ -46,7 +51,7 @@ async def run_actor(config: Config, context: ServiceContext) -> None:
     async with AsyncExitStack() as stack:
         # One per group, and before anything that threads or forks could disturb.
         envs = [
-            stack.enter_context(closing(make_vector_env(config.env, section.envs // section.groups)))
+            stack.enter_context(closing(make_batch_env(config.env, section.envs // section.groups)))
             for _ in range(section.groups)
         ]
         endpoint = start_metrics_server(section.listen.metrics, context.registry)
@@ -68,27 +73,36 @@ def group_seed(run_seed: int, life: Life, group: int) -> int:
 
 
 class Actor:
-    """One life of an actor: its groups, and the writer that they share."""
+    """One life of an actor: its groups, one for each policy in each batch of environments, and the writers
+    that the groups of a policy share."""
 
-    def __init__(self, config: Config, envs: Sequence[ShoalVectorEnv], metrics: ActorMetrics) -> None:
+    def __init__(self, config: Config, envs: Sequence[BatchEnv], metrics: ActorMetrics) -> None:
         self._config = config
         self._metrics = metrics
         self._waits = WaitLog()
         self._life = Life(config.actor.id, secrets.token_hex(8))
         self._inference = AddressBook(config.addresses.inference, config.rpc)
-        self._writer = self._make_writer(envs[0].spec) if config.actor.mode == "train" else None
-        self._groups = [self._make_group(index, env) for index, env in enumerate(envs)]
+        self._envs = envs
+        self._tables = {place.name: place.table for place in policy_places(config)}
+        slots = envs[0].slots if config.actor.mode == "train" else {}
+        self._writers = {policy: self._make_writer(policy, slots[policy].spec) for policy in slots}
+        self._locksteps = [Lockstep(env) for env in envs]
+        self._groups = [
+            self._make_group(index, part)
+            for index, lockstep in enumerate(self._locksteps)
+            for part in lockstep.parts
+        ]
 
     async def run(self, stopping: asyncio.Event, server: RpcServer) -> None:
         log.info(
             "life %s: %d environments in %d groups, %s",
             self._life.run_id,
             self._config.actor.envs,
-            len(self._groups),
+            len(self._envs),
             self._config.actor.mode,
         )
-        if self._writer is not None:
-            self._writer.start()
+        for writer in self._writers.values():
+            writer.start()
         groups = [asyncio.create_task(group.run()) for group in self._groups]
         others = [
             asyncio.create_task(self._inference.watch(_log_change)),
@@ -108,8 +122,10 @@ class Actor:
             for task in (*groups, *others):
                 task.cancel()
             await asyncio.gather(*groups, *others, return_exceptions=True)
-            if self._writer is not None:
-                await self._writer.close()
+            for writer in self._writers.values():
+                await writer.close()
+            for lockstep in self._locksteps:
+                await lockstep.close()
 
     async def _drain(self, groups: Sequence[asyncio.Task[None]]) -> None:
         """Stop stepping; then wait for the acks of what was handed over, as long as there is time."""
@@ -118,36 +134,35 @@ class Actor:
         for group in self._groups:
             group.stop()
         await asyncio.wait(groups, timeout=deadline - loop.time())
-        if self._writer is None:
-            return
-        unacked = await self._writer.flush(max(deadline - loop.time(), 0.0))
-        self._metrics.follow_writer(self._writer.stats)
-        log.info("drained: %d trajectories acked, %d not", self._writer.stats.num_acked, unacked)
+        for policy, writer in self._writers.items():
+            unacked = await writer.flush(max(deadline - loop.time(), 0.0))
+            self._metrics.follow_writer(policy, writer.stats)
+            log.info("drained %s: %d trajectories acked, %d not", policy, writer.stats.num_acked, unacked)
 
     async def _report(self) -> None:
         while True:
             await asyncio.sleep(REPORT_EVERY_S)
             self._waits.report()
-            if self._writer is not None:
-                self._metrics.follow_writer(self._writer.stats)
+            self._metrics.follow_envs(sum(env.num_restarts for env in self._envs))
+            for policy, writer in self._writers.items():
+                self._metrics.follow_writer(policy, writer.stats)
 
-    def _make_group(self, index: int, env: ShoalVectorEnv) -> Group:
+    def _make_group(self, index: int, part: Part) -> Group:
         config, section = self._config, self._config.actor
-        hello = ActHello(self._life, env.spec, env.num_envs, greedy=section.mode == "evaluate")
         link = InferenceLink(
             Seat(section.id, index, section.groups),
-            hello,
+            self._hello(index, part),
             lambda: self._inference.current,
             self._dial_inference,
             max_backoff_s=config.rpc.max_backoff_s,
             retry_home_s=config.rpc.resolve_every_s,
             waits=self._waits,
         )
-        table = config.replay.tables[config.learner.table]
+        table = replay_tables(config)[self._tables[part.policy]]
         return Group(
-            env,
+            part,
             link,
-            self._writer,
+            self._writers.get(part.policy),
             self._metrics,
             self._waits,
             seed=group_seed(config.run.seed, self._life, index),
@@ -157,13 +172,29 @@ class Actor:
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
         )
 
-    def _make_writer(self, spec: EnvSpec) -> ReplayWriter:
+    def _hello(self, index: int, part: Part) -> ActHello:
+        section, exploration = self._config.actor, self._config.exploration
+        if section.mode == "evaluate":
+            return ActHello(self._life, part.spec, part.num_slots, greedy=True, policy=part.policy)
+        epsilon = epsilons(
+            exploration, section.id, index * part.num_slots, part.num_slots, section.groups * part.num_slots
+        )
+        return ActHello(
+            self._life,
+            part.spec,
+            part.num_slots,
+            policy=part.policy,
+            epsilon=epsilon,
+            noise=exploration.noise,
+        )
+
+    def _make_writer(self, policy: str, spec: EnvSpec) -> ReplayWriter:
         config = self._config
         return ReplayWriter(
             AddressBook(config.addresses.replay, config.rpc),
             self._dial_replay,
             self._life,
-            config.learner.table,
+            self._tables[policy],
             config.actor,
             config.rpc,
             declared=(*spec.observation, spec.action.array_spec()),

@@ -1,6 +1,6 @@
 """Composition root of the inference server: `python -m services.inference --config run.yaml`.
 
-Builds the engine, the gRPC server and the subscription to the learner, wires them and runs them until a
+Builds an engine and a subscription for each policy and the gRPC server, wires them and runs them until a
 signal, the user's mistake or a crash.
 """
 
@@ -14,14 +14,17 @@ from collections.abc import Awaitable
 import torch
 
 from services.inference.engine import Engine
+from services.inference.engines import Engines
 from services.inference.metrics import InferenceMetrics
+from services.inference.seats import Seats
 from services.inference.servicer import InferenceServicer
 from services.inference.subscription import Subscription
 from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config import Config
+from shoal.config.policies import policy_places
 from shoal.metrics import start_metrics_server
-from shoal.policy.device import pick_device
+from shoal.policy.device import cpu_threads, pick_device
 from shoal.rpc.addresses import AddressBook
 from shoal.rpc.backoff import Backoff
 from shoal.rpc.process import ServiceContext, run_service
@@ -31,18 +34,20 @@ from shoal.rpc.server import RpcServer
 async def main(config: Config, context: ServiceContext) -> None:
     section = config.inference
     device = pick_device(section.device, "inference.device")
-    torch.set_num_threads(section.threads)
     # Replicas of one run must not draw the same actions.
     torch.manual_seed(zlib.crc32(f"{config.run.seed}/{section.id}".encode()))
 
     metrics = InferenceMetrics(context.registry)
-    engine = Engine(section, config.policy, device, metrics)
-    servicer = InferenceServicer(engine, config.limits, metrics)
+    seats, names = Seats(section.max_envs), [place.name for place in policy_places(config)]
+    num_threads = cpu_threads(section.threads, share=len(names))
+    engines = [Engine(section, config.policy, device, metrics, name, seats, num_threads) for name in names]
+    backend = Engines(engines)
+    servicer = InferenceServicer(backend, config.limits, metrics)
     server = RpcServer(section.listen.grpc, section.listen.health, config.security, config.limits, config.rpc)
     servicer.add_to(server)
     metrics_server = start_metrics_server(section.listen.metrics, context.registry)
     await server.start()
-    engine.start()
+    backend.start()
     # What torch creates on import takes the garbage collector a tenth of a second to look through, and
     # all actors would wait for it.
     gc.freeze()
@@ -50,14 +55,19 @@ async def main(config: Config, context: ServiceContext) -> None:
         await context.announce(
             grpc=server.address, health=server.health_address, metrics=metrics_server.address
         )
-        policy, backoff = policy_text(config.policy), Backoff(max_s=config.rpc.max_backoff_s)
-        subscription = Subscription(LearnerDialler(config), section.id, policy, engine, metrics, backoff)
-        await _first_of(context.stopping.wait(), engine.crashed(), subscription.run())
+        policy, dial = policy_text(config.policy), LearnerDialler(config)
+        following = [
+            Subscription(dial, section.id, policy, engine, metrics, Backoff(max_s=config.rpc.max_backoff_s))
+            for engine in engines
+        ]
+        await _first_of(
+            context.stopping.wait(), backend.crashed(), *(subscription.run() for subscription in following)
+        )
     finally:
-        engine.drain()
+        backend.drain()
         await servicer.drain()
         await server.drain(context.grace_s())
-        await engine.close()
+        await backend.close()
         metrics_server.close()
 
 

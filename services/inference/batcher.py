@@ -1,6 +1,6 @@
 """Turns waiting requests into batches: whatever waits when the model is free is the next batch.
 
-The event loop submits, the model thread takes; everything is guarded by one condition. No gRPC, no torch.
+The event loop submits, the model thread takes; everything is guarded by one condition. No gRPC.
 A batch never waits for a particular actor, so actors that vanish stall nobody.
 """
 
@@ -11,6 +11,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
+
+from services.inference.session import Session
 from shoal.metrics import Clock
 from shoal.records import Columns
 
@@ -19,13 +22,18 @@ from shoal.records import Columns
 class Request:
     """One step of one session: `num_rows` environments."""
 
-    session: int
+    session: Session
     observation: Columns
-    num_rows: int
-    greedy: bool
+    first: np.ndarray
+    # Answer with the state before this step, too.
+    starts_unroll: bool
     submitted_s: float
     # Nobody waits for the answer any more.
     abandoned: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.session.num_envs
 
 
 class Batcher:

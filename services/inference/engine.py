@@ -1,8 +1,8 @@
-"""The inference engine: sessions, the spec of the run, and the model thread that answers them.
+"""The engine of one policy: its sessions, its spec, and the model thread that answers them.
 
-Implements `InferenceBackend` for the servicer and the in-process client. Its coroutines and methods run
-on the event loop. The model thread only takes batches, runs them and hands all answers of a batch back
-with one `call_soon_threadsafe`.
+Implements `InferenceBackend`; `services.inference.engines` holds one for each policy of the run. Its
+coroutines and methods run on the event loop. The model thread only takes batches, runs them and hands all
+answers of a batch back with one `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import numpy as np
 import torch
 
 from services.inference.batcher import Batcher, Request
+from services.inference.compiling import compile_now, compiled
 from services.inference.hot_swap import HotSwap
 from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
-from services.inference.session import Session
+from services.inference.seats import Seats
+from services.inference.session import Session, choice_of
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
 from shoal.config.tree import InferenceSection, PolicySection
 from shoal.errors import (
@@ -31,8 +33,8 @@ from shoal.errors import (
     UnavailableError,
 )
 from shoal.metrics import Clock
-from shoal.policy.network import build_policy
-from shoal.records import Columns, EnvSpec, WeightsSnapshot
+from shoal.policy.network import Policy, build_policy
+from shoal.records import DEFAULT_POLICY, Columns, EnvSpec, WeightsSnapshot
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,13 @@ class Engine:
         policy: PolicySection,
         device: torch.device,
         metrics: InferenceMetrics,
+        name: str = DEFAULT_POLICY,
+        seats: Seats | None = None,
+        num_threads: int = 1,
         clock: Clock = time.perf_counter,
     ) -> None:
+        """`name`: of the policy. Of several engines, all share the `seats`."""
+        self.name = name
         self._config = config
         self._policy_config = policy
         self._device = device
@@ -73,9 +80,11 @@ class Engine:
         self._draining = False
         self._closed = False
         self._version = -1
+        metrics.policy_version.labels(name).set(-1)
         self._sessions: dict[int, Session] = {}
         self._num_slots = 0
-        self._next_session = 0
+        self._seats = seats or Seats(config.max_envs)
+        self._num_threads = num_threads
 
     # Life of the engine.
 
@@ -114,13 +123,17 @@ class Engine:
             raise UnavailableError("the inference server is shutting down: dial another replica")
         if refusal:
             raise SpecMismatchError(refusal)
-        number = self._next_session
-        self._next_session += 1
-        self._sessions[number] = Session(model.spec, hello.num_envs, hello.greedy)
+        model.weights.check_exploration(bool(hello.epsilon), hello.noise > 0)
+        session = Session(model.spec, hello.num_envs, choice_of(hello, self._device))
+        number = self._seats.take(hello.num_envs)
+        self._sessions[number] = session
         self._count_slots(hello.num_envs)
-        return number, ActWelcome(self._config.id, self._version, model.weights.outputs)
+        weights = model.weights
+        return number, ActWelcome(self._config.id, self._version, weights.outputs, weights.state)
 
-    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
+    async def act(
+        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+    ) -> ActReply:
         state = self._sessions.get(session)
         if state is None or self._closed:
             raise UnavailableError("the stream has ended: open a new one")
@@ -131,7 +144,7 @@ class Engine:
         except InvalidArgumentError:
             self._metrics.refused.inc()
             raise
-        request = Request(session, observation, state.num_envs, state.greedy, self._clock())
+        request = Request(state, observation, first, starts_unroll, self._clock())
         state.waiter = self._loop.create_future()
         self._batcher.submit(request)
         try:
@@ -146,6 +159,7 @@ class Engine:
         state = self._sessions.pop(session, None)
         if state is not None:
             state.fail("the stream has ended: open a new one")
+            self._seats.give_back(state.num_envs)
             self._count_slots(-state.num_envs)
 
     # Weights, for the subscription.
@@ -183,7 +197,7 @@ class Engine:
             await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
             self._metrics.weight_load.inc(self._clock() - start_s)
             self._metrics.weight_swaps.inc()
-            self._metrics.policy_version.set(snapshot.version)
+            self._metrics.policy_version.labels(self.name).set(snapshot.version)
             self._version = snapshot.version
             self._settle("")
             return True
@@ -204,9 +218,18 @@ class Engine:
         )
 
     def _build_model(self, spec: EnvSpec) -> _Model:
-        weights = HotSwap(lambda: build_policy(self._policy_config, spec), self._device)
-        runner = Runner(spec.observation, self._config.max_batch, self._device, self._metrics, self._clock)
+        config, device = self._config, self._device
+        weights = HotSwap(lambda: self._build_policy(spec), device)
+        runner = Runner(
+            spec.observation, config.max_batch, device, self._metrics, config.precision, self._clock
+        )
+        if config.compile:
+            compile_now(runner, self._build_policy(spec).to(device).eval(), spec)
         return _Model(spec, weights, runner, self._loop.create_future())
+
+    def _build_policy(self, spec: EnvSpec) -> Policy:
+        policy = build_policy(self._policy_config, spec)
+        return compiled(policy) if self._config.compile else policy
 
     def _settle(self, refusal: str) -> None:
         if self._model is not None and not self._model.verdict.done():
@@ -215,12 +238,14 @@ class Engine:
     def _count_slots(self, change: int) -> None:
         self._num_slots += change
         self._batcher.expect_at_most(self._num_slots)
-        self._metrics.sessions.set(len(self._sessions))
-        self._metrics.env_slots.set(self._num_slots)
+        self._metrics.sessions.labels(self.name).set(len(self._sessions))
+        self._metrics.env_slots.labels(self.name).set(self._num_slots)
 
     # Model thread.
 
     def _run_model(self) -> None:
+        # Per thread: this is the one that computes.
+        torch.set_num_threads(self._num_threads)
         try:
             free_s = self._clock()
             while (requests := self._batcher.take()) is not None:
@@ -228,28 +253,25 @@ class Engine:
                 self._metrics.phases.add("idle", taken_s - free_s)
                 assert self._model is not None
                 loaded = self._model.weights.newest()
-                outputs = self._model.runner.run(requests, loaded.policy)
-                self._loop.call_soon_threadsafe(self._deliver, requests, loaded.version, outputs, taken_s)
+                replies = self._model.runner.run(requests, loaded)
+                self._loop.call_soon_threadsafe(self._deliver, requests, replies, taken_s)
                 free_s = self._clock()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
 
     # Back on the event loop.
 
-    def _deliver(
-        self, requests: Sequence[Request], version: int, outputs: Sequence[Columns], taken_s: float
-    ) -> None:
+    def _deliver(self, requests: Sequence[Request], replies: Sequence[ActReply], taken_s: float) -> None:
         metrics = self._metrics
         now_s = self._clock()
         queue_wait_s = 0.0
         num_rows = 0
-        for request, columns in zip(requests, outputs, strict=True):
+        for request, reply in zip(requests, replies, strict=True):
             queue_wait_s += taken_s - request.submitted_s
             num_rows += request.num_rows
             metrics.request_latency.observe(now_s - request.submitted_s)
-            state = None if request.abandoned else self._sessions.get(request.session)
-            if state is not None:
-                state.answer(ActReply(version, columns))
+            if not request.abandoned:
+                request.session.answer(reply)
         metrics.phases.add("queue_wait", queue_wait_s)
         metrics.requests.inc(len(requests))
         metrics.rows.inc(num_rows)

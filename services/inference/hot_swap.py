@@ -34,6 +34,8 @@ class HotSwap:
         self._lock = threading.Lock()
         spare = self._fresh()
         self.outputs = spare.outputs
+        self.state = spare.state
+        self.check_exploration = spare.check_exploration
         self._spares = [spare]
         self._in_use: LoadedPolicy | None = None
         self._offered: LoadedPolicy | None = None

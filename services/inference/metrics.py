@@ -23,7 +23,7 @@ class InferenceMetrics:
             return Counter(f"shoal_inference_{name}", documentation, registry=registry)
 
         def gauge(name: str, documentation: str) -> Gauge:
-            return Gauge(f"shoal_inference_{name}", documentation, registry=registry)
+            return Gauge(f"shoal_inference_{name}", documentation, ["policy"], registry=registry)
 
         self.requests = counter("requests", "Steps answered, one per group of environments.")
         self.rows = counter("rows", "Environments answered, summed over requests.")
@@ -46,7 +46,6 @@ class InferenceMetrics:
             PHASES,
         )
         self.policy_version = gauge("policy_version", "Version of the weights that act; -1 before the first.")
-        self.policy_version.set(-1)
         self.weight_swaps = counter("weight_swaps", "Versions of the weights taken into use.")
         self.weight_errors = counter("weight_errors", "Versions of the weights that did not fit the policy.")
         self.weight_load = counter("weight_load_seconds", "Time spent loading weights, off the hot path (s).")

@@ -69,7 +69,10 @@ class Subscription:
     async def _follow(self, spec: EnvSpec) -> None:
         client = await self._dial()
         try:
-            snapshots = client.subscribe(self._subscriber_id, spec, self._policy, self._engine.policy_version)
+            engine = self._engine
+            snapshots = client.subscribe(
+                self._subscriber_id, spec, self._policy, engine.policy_version, engine.name
+            )
             async for snapshot in snapshots:
                 self._backoff.reset()
                 await self._install(snapshot)

@@ -173,6 +173,12 @@ class InferenceSection(Section):
     max_batch: int = Field(
         8192, ge=1, le=1 << 20, description="Rows of one forward pass; buffers are this long."
     )
+    max_envs: int = Field(
+        1 << 17,
+        ge=1,
+        le=1 << 24,
+        description="Environments of all streams; more are sent to other replicas, or wait.",
+    )
     min_batch: int = Field(1, ge=1, le=1 << 20, description="Rows worth waiting for, up to max_wait_ms.")
     max_wait_ms: float = Field(0.0, ge=0, le=1000, description="Longest wait for min_batch rows (ms).")
     threads: int = Field(

@@ -8,15 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
+from shoal.envs.make import make_batch_env
 
 from services.actor.assignment import Seat
 from services.actor.group import Group, Sink
 from services.actor.link import InferenceLink
+from services.actor.lockstep import Lockstep
 from services.actor.metrics import ActorMetrics
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.config.tree import EnvSection, LimitsSection
-from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.envs.batch import BatchEnv
 from shoal.errors import UserError
 from shoal.records import Life, Trajectory
 from shoal.wire import decode_trajectory
@@ -75,7 +77,8 @@ class Harness:
         self.slept: list[float] = []
         mode = "evaluate" if evaluate else "train"
         self.env = _make_env(vectorization)
-        hello = ActHello(Life("actor-0", "life"), self.env.spec, E, greedy=evaluate)
+        (part,) = Lockstep(self.env).parts
+        hello = ActHello(Life("actor-0", "life"), part.spec, E, greedy=evaluate)
         waits = WaitLog()
         link = InferenceLink(
             Seat("actor-0", 0, 1),
@@ -90,7 +93,7 @@ class Harness:
         sink: Sink | None = None if evaluate else self.sink
         self.metrics = ActorMetrics(self.registry, mode)
         self.group = Group(
-            self.env,
+            part,
             link,
             sink,
             self.metrics,
@@ -118,9 +121,9 @@ class Harness:
             await self.task
 
 
-def _make_env(vectorization: str) -> ShoalVectorEnv:
+def _make_env(vectorization: str) -> BatchEnv:
     section = {"id": f"{counting.__name__}:Counting-v0", "vectorization": vectorization}
-    return make_vector_env(EnvSection.model_validate(section), E)
+    return make_batch_env(EnvSection.model_validate(section), E)
 
 
 def run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from services.actor.episodes import EpisodeTracker
-from shoal.envs.vector import EnvStep
+from shoal.envs.batch import EnvStep
 from shoal.records import Episode
 
 
@@ -25,6 +25,15 @@ def test_hand_worked_episodes_of_two_environments() -> None:
     assert tracker.add(step([5, 0], [1, 0], [0, 1])) == (Episode(5.0, 1),)
     assert tracker.add(step([0, -1], [0, 0], [1, 0])) == ()
     assert tracker.add(step([4, -1], [1, 1], [0, 0])) == (Episode(4.0, 1), Episode(-2.0, 2))
+
+
+def test_an_episode_that_breaks_off_without_an_end_counts_for_nothing() -> None:
+    """So it is when an environment was started again, or an agent is away for some steps."""
+    tracker = EpisodeTracker(1)
+    tracker.add(step([7], [0], [0]))
+    for _ in range(3):
+        assert tracker.add(step([0], [0], [1])) == ()
+    assert tracker.add(step([2], [1], [0])) == (Episode(2.0, 1),)
 
 
 def test_long_returns_do_not_lose_precision() -> None:

@@ -17,9 +17,9 @@ import pytest
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES, Append, Outcome
 from shoal.config.tree import LimitsSection, ReplaySection
-from shoal.envs.vector import EnvStep, ShoalVectorEnv
+from shoal.envs.batch import EnvStep
 from shoal.errors import SpecMismatchError, UnavailableError, UserError
-from shoal.records import Life
+from shoal.records import ArraySpec, Life, Trajectory
 from tests.unit.actor.harness import DEFAULT_LIMITS, E, Harness, T, run
 from tests.unit.actor.twin import Replicas
 from tests.unit.envs import counting
@@ -46,7 +46,7 @@ def test_unrolls_follow_each_other_without_gaps(vectorization: str) -> None:
         )
         ends = sum(int((t.columns["terminated"] | t.columns["truncated"]).sum()) for t in trajectories)
         assert sum(len(t.episodes) for t in trajectories) == ends
-        assert harness.value("episodes_total", mode="train") >= ends
+        assert harness.value("episodes_total", mode="train", policy="policy") >= ends
         assert harness.value("trajectory_raw_bytes_total") > harness.value("trajectory_encoded_bytes_total")
 
     run(test, vectorization=vectorization)
@@ -144,25 +144,6 @@ def test_a_trajectory_that_shards_would_refuse_is_the_users_to_mend(limit: str) 
     run(test, limits=LimitsSection.model_construct(**{**dict(LimitsSection()), limit: 100}))
 
 
-@pytest.mark.parametrize("bad", ["reward", "observation"])
-def test_an_environment_that_gives_nan_ends_the_group_with_its_name(
-    bad: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(harness: Harness) -> None:
-        with pytest.raises(UserError, match=rf"'Counting-v0' gave {bad} .*nan.*\(env 1 .*only finite"):
-            await asyncio.wait_for(harness.task, 20)
-
-    honest = ShoalVectorEnv.step
-
-    def step(self: ShoalVectorEnv, action: np.ndarray) -> EnvStep:
-        shown = honest(self, action)
-        (shown.reward if bad == "reward" else shown.observation["observation"])[1] = np.nan
-        return shown
-
-    monkeypatch.setattr(ShoalVectorEnv, "step", step)
-    run(test)
-
-
 def test_the_largest_item_of_an_actor_is_the_largest_that_a_shard_takes() -> None:
     """To the byte: what the actor does not refuse the shard does not, either."""
 
@@ -214,7 +195,7 @@ def test_environments_that_wait_for_processes_are_reset_and_stepped_off_the_loop
     async def test(harness: Harness) -> None:
         env, threads = harness.env, set[int]()
 
-        def spy(call: Callable[[Any], EnvStep], argument: Any) -> EnvStep:
+        def spy(call: Callable[[Any], dict[str, EnvStep]], argument: Any) -> dict[str, EnvStep]:
             threads.add(threading.get_ident())
             return call(argument)
 
@@ -282,7 +263,49 @@ def test_an_evaluator_is_greedy_and_stores_nothing() -> None:
         await harness.stop()
         assert all(hello.greedy for hello in harness.replicas.backends["a"].hellos)
         assert harness.sink.trajectories == []
-        assert harness.value("episodes_total", mode="evaluate") > 0
+        assert harness.value("episodes_total", mode="evaluate", policy="policy") > 0
         assert harness.value("unrolls_total") == 0
 
     run(test, evaluate=True)
+
+
+def test_what_the_policy_remembers_is_stored_once_per_unroll() -> None:
+    def prepare(replicas: Replicas) -> None:
+        frames = ArraySpec("frames.observation", "float32", (2, 3))
+        replicas.backends["a"].state = (ArraySpec("recurrent.h", "float32", (1,)), frames)
+
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(12)
+        await harness.stop()
+        before: Trajectory | None = None
+        for trajectory in harness.sink.trajectories:
+            columns = trajectory.columns
+            # The tiny backend tells the number of its reply, which is that of the first row.
+            remembered = columns["initial.recurrent.h"]
+            assert remembered.shape == (1, E, 1)
+            np.testing.assert_array_equal(remembered[0, :, 0], columns["policy_version"][0])
+            history = columns["initial.frames.observation"]
+            assert history.shape == (1, E, 2, 3)
+            if before is None:
+                np.testing.assert_array_equal(history[0, :, 0], columns["observation"][0])
+                np.testing.assert_array_equal(history[0, :, 1], columns["observation"][0])
+            else:
+                np.testing.assert_array_equal(history[0], obvious_history(before, 2))
+            before = trajectory
+
+    run(test, prepare=prepare)
+
+
+def obvious_history(trajectory: Trajectory, num_frames: int) -> np.ndarray:
+    """The frames before the last row of an unroll that is longer than the history, env by env."""
+    columns = trajectory.columns
+    histories = []
+    for env in range(trajectory.num_envs):
+        shown: list[np.ndarray] = []
+        for row in range(trajectory.unroll_length + 1):
+            frame = columns["observation"][row, env]
+            if columns["first"][row, env] or not shown:
+                shown = [frame] * (num_frames + 1)
+            shown = [*shown[1:], frame]
+        histories.append(shown[:-1])
+    return np.array(histories)

@@ -13,18 +13,18 @@ from shoal.records import Episode
 
 def test_means_are_over_the_last_episodes() -> None:
     registry = CollectorRegistry()
-    metrics = ActorMetrics(registry, "evaluate")
+    red = ActorMetrics(registry, "evaluate").of("red")
 
     def value(name: str) -> float | None:
-        return registry.get_sample_value(f"shoal_actor_{name}", {"mode": "evaluate"})
+        return registry.get_sample_value(f"shoal_actor_{name}", {"mode": "evaluate", "policy": "red"})
 
-    metrics.add_episodes([])
+    red.add([])
     assert value("episodes_total") == 0
-    metrics.add_episodes([Episode(-3.0, 10), Episode(1.0, 20)])
+    red.add([Episode(-3.0, 10), Episode(1.0, 20)])
     assert value("episode_return_mean") == -1.0
     assert value("episode_length_mean_steps") == 15.0
     assert value("episode_return_sum") == -2.0
-    metrics.add_episodes([Episode(7.0, 4)] * (3 * MEAN_OVER))
+    red.add([Episode(7.0, 4)] * (3 * MEAN_OVER))
     assert value("episode_return_mean") == 7.0
     assert value("episode_length_mean_steps") == 4.0
     assert value("episodes_total") == 3 * MEAN_OVER + 2
@@ -39,7 +39,7 @@ def test_the_writers_counters_are_followed_without_counting_twice() -> None:
     for rounds in range(1, 4):
         for name, count in expected.items():
             setattr(stats, f"num_{name}", count * rounds)
-        metrics.follow_writer(stats)
-        metrics.follow_writer(replace(stats))
+        metrics.follow_writer("red", stats)
+        metrics.follow_writer("red", replace(stats))
         for name, count in expected.items():
             assert registry.get_sample_value(f"shoal_actor_{name}_items_total") == count * rounds

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from shoal.envs.make import make_batch_env
 
 from services.actor.episodes import EpisodeTracker
 from services.actor.unroll import UnrollBuilder
-from shoal.clients.inference import ActReply
+from shoal.clients.inference import ActReply, ActWelcome
 from shoal.config.tree import EnvSection
-from shoal.envs.vector import make_vector_env
-from shoal.records import ArraySpec, Columns, DiscreteAction, EnvSpec, Episode, Trajectory
+from shoal.records import DEFAULT_POLICY, ArraySpec, Columns, DiscreteAction, EnvSpec, Episode, Trajectory
 from tests.unit.envs import counting
 
 OUTPUTS = (
@@ -23,6 +23,7 @@ OUTPUTS = (
     ArraySpec("log_prob", "float32", ()),
     ArraySpec("logits", "float32", (2,)),
 )
+WELCOME = ActWelcome("replica", 0, OUTPUTS)
 SEED = 40
 
 
@@ -51,17 +52,17 @@ def unrolls(
     section = EnvSection.model_validate(
         {"id": f"{counting.__name__}:{name}", "vectorization": vectorization, "kwargs": kwargs}
     )
-    env = make_vector_env(section, num_envs)
+    env = make_batch_env(section, num_envs)
     try:
-        builder = UnrollBuilder(env.spec, OUTPUTS, unroll_length, num_envs)
+        builder = UnrollBuilder(env.slots[DEFAULT_POLICY].spec, WELCOME, unroll_length, num_envs)
         episodes = EpisodeTracker(num_envs)
-        builder.start(env.reset(SEED))
+        builder.start(env.reset(SEED)[DEFAULT_POLICY])
         version = 0
         for _ in range(num_unrolls):
             while not builder.full:
                 reply = reply_to(builder.observation["observation"], version)
                 version += 1
-                step = env.step(reply.outputs["action"])
+                step = env.step({DEFAULT_POLICY: reply.outputs["action"]})[DEFAULT_POLICY]
                 builder.add(reply, step, episodes.add(step))
             yield builder.trajectory()
             builder.carry_over()
@@ -191,14 +192,14 @@ def test_dtypes_and_row_sharing() -> None:
 
 
 def test_dropping_an_open_unroll_starts_anew_at_the_current_observation() -> None:
-    env = make_vector_env(EnvSection(id=f"{counting.__name__}:Counting-v0"), 2)
-    builder = UnrollBuilder(env.spec, OUTPUTS, 4, 2)
+    env = make_batch_env(EnvSection(id=f"{counting.__name__}:Counting-v0"), 2)
+    builder = UnrollBuilder(env.slots[DEFAULT_POLICY].spec, WELCOME, 4, 2)
     episodes = EpisodeTracker(2)
-    builder.start(env.reset(SEED))
+    builder.start(env.reset(SEED)[DEFAULT_POLICY])
     shown = []
     for _ in range(3):
         reply = reply_to(builder.observation["observation"], 0)
-        step = env.step(reply.outputs["action"])
+        step = env.step({DEFAULT_POLICY: reply.outputs["action"]})[DEFAULT_POLICY]
         builder.add(reply, step, episodes.add(step))
         shown.append(step.first.copy())
     assert builder.num_transitions == 6 - sum(int(first.sum()) for first in shown)
@@ -212,7 +213,7 @@ def test_dropping_an_open_unroll_starts_anew_at_the_current_observation() -> Non
     np.testing.assert_array_equal(builder.first, first)
     for version in range(4):
         reply = reply_to(builder.observation["observation"], version)
-        step = env.step(reply.outputs["action"])
+        step = env.step({DEFAULT_POLICY: reply.outputs["action"]})[DEFAULT_POLICY]
         builder.add(reply, step)
     trajectory = builder.trajectory()
     np.testing.assert_array_equal(trajectory.columns["observation"][0], before["observation"])
@@ -222,4 +223,4 @@ def test_dropping_an_open_unroll_starts_anew_at_the_current_observation() -> Non
 def test_an_unfinished_unroll_is_not_handed_out() -> None:
     spec = EnvSpec("x", (ArraySpec("observation", "float32", (1,)),), DiscreteAction(2))
     with pytest.raises(AssertionError, match="0 of 3 steps"):
-        UnrollBuilder(spec, OUTPUTS, 3, 1).trajectory()
+        UnrollBuilder(spec, WELCOME, 3, 1).trajectory()

@@ -12,7 +12,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, InferenceClient
+from shoal.clients.inference import (
+    ActHello,
+    ActReply,
+    ActStream,
+    ActWelcome,
+    InferenceClient,
+    sent_states,
+)
 from shoal.clients.inference_local import InProcessInferenceClient
 from shoal.errors import UnavailableError, UserError
 from shoal.records import ArraySpec, Columns, DiscreteAction
@@ -30,6 +37,8 @@ class CountingBackend:
         self.refusal: UserError | None = None
         # Called before each reply; raises to break the stream at that point.
         self.before_act: Callable[[int], None] = lambda _: None
+        # What the policy remembers: of each, an unroll's first reply tells the number of that reply.
+        self.state: tuple[ArraySpec, ...] = ()
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -41,9 +50,11 @@ class CountingBackend:
         self.sessions[session] = hello
         assert isinstance(hello.spec.action, DiscreteAction)
         outputs = (hello.spec.action.array_spec(), ArraySpec("log_prob", "float32", ()))
-        return session, ActWelcome(self.name, self.num_acts, outputs)
+        return session, ActWelcome(self.name, self.num_acts, outputs, self.state)
 
-    async def act(self, session: int, observation: Columns, first: np.ndarray) -> ActReply:
+    async def act(
+        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+    ) -> ActReply:
         await self.hold.wait()
         # Give the other groups their turn, as a network would.
         await asyncio.sleep(0)
@@ -54,7 +65,9 @@ class CountingBackend:
         num_envs = self.sessions[session].num_envs
         assert first.shape == (num_envs,)
         zeros = {"action": np.zeros(num_envs, np.int64), "log_prob": np.zeros(num_envs, np.float32)}
-        return ActReply(self.num_acts, zeros)
+        state = np.full((num_envs, 1), self.num_acts, np.float32)
+        sent = {spec.name: state for spec in sent_states(self.state)} if starts_unroll else {}
+        return ActReply(self.num_acts, zeros, sent)
 
     def disconnect(self, session: int) -> None:
         self.sessions.pop(session, None)
