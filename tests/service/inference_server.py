@@ -58,7 +58,9 @@ class Served:
         return GrpcInferenceClient(Address(self.server.address), security, LIMITS, RPC)
 
     def value(self, name: str) -> float:
-        return self.registry.get_sample_value(f"shoal_inference_{name}") or 0.0
+        series = f"shoal_inference_{name}"
+        found = self.registry.get_sample_value(series)
+        return found or self.registry.get_sample_value(series, {"policy": "policy"}) or 0.0
 
 
 @asynccontextmanager

@@ -5,11 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.inference.batcher import Batcher, Request
+from services.inference.session import Session
+from tests.unit.inference.tracer import SPEC
 
 
 class FakeClock:
@@ -21,7 +24,7 @@ class FakeClock:
 
 
 def request(num_rows: int, submitted_s: float = 100.0) -> Request:
-    return Request(0, {}, num_rows, False, submitted_s)
+    return Request(Session(SPEC, num_rows), {}, np.zeros(num_rows, np.bool_), False, submitted_s)
 
 
 class WouldWait(Exception):

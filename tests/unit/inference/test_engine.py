@@ -46,7 +46,10 @@ async def connect(engine: Engine, num_envs: int = 3, *, greedy: bool = True) -> 
 
 
 def value(registry: CollectorRegistry, name: str) -> float:
-    found = registry.get_sample_value(f"shoal_inference_{name}")
+    series = f"shoal_inference_{name}"
+    found = registry.get_sample_value(series)
+    if found is None:
+        found = registry.get_sample_value(series, {"policy": "policy"})
     assert found is not None, name
     return found
 

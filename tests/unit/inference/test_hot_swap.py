@@ -8,7 +8,7 @@ from safetensors.torch import save
 
 from services.inference.hot_swap import HotSwap
 from shoal.errors import UserError
-from shoal.policy.network import Policy, build_policy
+from shoal.policy.network import Choice, Policy, build_policy
 from tests.unit.inference.tracer import NUM_INPUTS, POLICY, SPEC, snapshot, tensors, versions_seen
 
 
@@ -28,8 +28,9 @@ def load(swap: HotSwap, version: int) -> None:
 
 def seen(policy: Policy) -> set[float]:
     ones = {"observation": torch.ones(3, NUM_INPUTS)}
-    acted = policy.act(ones, torch.ones(3, dtype=torch.bool))
-    return versions_seen({name: tensor.numpy() for name, tensor in acted.items()})
+    everybody = torch.ones(3, dtype=torch.bool)
+    acted = policy.act(ones, everybody, policy.initial_state(3, torch.device("cpu")), Choice(everybody))
+    return versions_seen({name: tensor.numpy() for name, tensor in acted.outputs.items()})
 
 
 def test_the_newest_version_is_used_from_the_next_batch_on() -> None:

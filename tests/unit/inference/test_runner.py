@@ -8,10 +8,13 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from services.inference.batcher import Request
+from services.inference.hot_swap import LoadedPolicy
 from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
+from services.inference.session import Session
+from shoal.clients.inference import ActReply
 from shoal.config.tree import PolicySection
-from shoal.policy.network import Policy, build_policy
+from shoal.policy.network import ActorCritic, Choice, build_policy
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
 
 SPEC = EnvSpec(
@@ -24,14 +27,15 @@ SPEC = EnvSpec(
 )
 
 
-def copycat() -> Policy:
+def copycat() -> LoadedPolicy:
     """Its most likely action is the code that it sees."""
     policy = build_policy(PolicySection(hidden_sizes=()), SPEC)
+    assert isinstance(policy, ActorCritic)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.zero_()
         policy.policy_head.weight[:, :50] = 100.0 * torch.eye(50)
-    return policy
+    return LoadedPolicy(5, policy)
 
 
 def request(*codes: int, greedy: bool = True) -> Request:
@@ -40,27 +44,29 @@ def request(*codes: int, greedy: bool = True) -> Request:
         "observation.code": np.array(codes, np.int64),
         "observation.x": np.zeros((num_rows, 2, 2), np.uint8),
     }
-    return Request(0, observation, num_rows, greedy, 0.0)
+    choice = Choice(greedy=torch.ones(num_rows, dtype=torch.bool) if greedy else None)
+    return Request(Session(SPEC, num_rows, choice), observation, np.zeros(num_rows, np.bool_), False, 0.0)
 
 
 def runner(max_batch: int = 64) -> Runner:
     return Runner(SPEC.observation, max_batch, torch.device("cpu"), InferenceMetrics(CollectorRegistry()))
 
 
-def actions(outputs: list[dict[str, np.ndarray]]) -> list[list[int]]:
-    return [columns["action"].tolist() for columns in outputs]
+def actions(replies: list[ActReply]) -> list[list[int]]:
+    return [reply.outputs["action"].tolist() for reply in replies]
 
 
 def test_each_request_gets_its_own_rows() -> None:
-    outputs = runner().run([request(1, 2, 3), request(9), request(4, 4)], copycat())
-    assert actions(outputs) == [[1, 2, 3], [9], [4, 4]]
-    assert [columns["log_prob"].shape for columns in outputs] == [(3,), (1,), (2,)]
+    replies = runner().run([request(1, 2, 3), request(9), request(4, 4)], copycat())
+    assert actions(replies) == [[1, 2, 3], [9], [4, 4]]
+    assert [reply.outputs["log_prob"].shape for reply in replies] == [(3,), (1,), (2,)]
+    assert {reply.policy_version for reply in replies} == {5}
 
 
 def test_outputs_are_views_of_one_array_per_output() -> None:
     first, second = runner().run([request(1, 2), request(3)], copycat())
-    assert first["action"].base is not None
-    assert first["action"].base is second["action"].base
+    assert first.outputs["action"].base is not None
+    assert first.outputs["action"].base is second.outputs["action"].base
 
 
 def test_the_next_batch_does_not_change_the_last_ones_outputs() -> None:
@@ -88,10 +94,11 @@ def test_buffers_are_not_larger_than_the_batches_need() -> None:
 
 
 def test_greedy_is_per_request() -> None:
-    policy = copycat()
+    loaded = copycat()
+    assert isinstance(loaded.policy, ActorCritic)
     with torch.no_grad():
-        policy.policy_head.weight[:, :50] *= 0.01  # nearly uniform, with the same mode
+        loaded.policy.policy_head.weight[:, :50] *= 0.01  # nearly uniform, with the same mode
     codes = list(range(40))
-    greedy, sampled = actions(runner(128).run([request(*codes), request(*codes, greedy=False)], policy))
+    greedy, sampled = actions(runner(128).run([request(*codes), request(*codes, greedy=False)], loaded))
     assert greedy == codes
     assert sampled != codes
