@@ -53,7 +53,7 @@ def test_each_stream_is_answered_by_the_policy_that_it_names() -> None:
                 assert [reply.policy_version for reply in replies] == [7, 11]
                 for reply in replies:
                     assert_consistent(reply)
-            with pytest.raises(FailedPreconditionError, match="'green'.*red, blue"):
+            with pytest.raises(FailedPreconditionError, match=r"'green'.*red, blue"):
                 await both.connect(hello("green"))
             both.disconnect(sessions[0])
             with pytest.raises(UnavailableError):
@@ -110,7 +110,7 @@ def test_more_environments_than_there_is_room_for_are_sent_elsewhere_until_there
 
 
 def test_a_slow_actor_waits_for_one_pass_however_fast_the_others_are() -> None:
-    """Batches hold two requests, six fast actors always have one waiting, and the slow one comes now and then."""
+    """Batches hold two requests, six fast actors always have one waiting, the slow one comes now and then."""
 
     async def scenario() -> None:
         async with running_engine(InferenceSection(id="replica", max_batch=6)) as engine:
@@ -234,8 +234,8 @@ def _fresh(spec: EnvSpec, config: PolicySection) -> WeightsSnapshot:
 
 def _certain(spec: EnvSpec) -> WeightsSnapshot:
     """Always takes action 2."""
-    weights = {
-        name: torch.zeros_like(tensor) for name, tensor in build_policy(POLICY, spec).state_dict().items()
-    }
+    weights = dict(build_policy(POLICY, spec).state_dict())
+    for tensor in weights.values():
+        tensor.zero_()
     weights["policy_head.bias"][2] = 50.0
     return WeightsSnapshot.of(1, save(weights))

@@ -1,4 +1,4 @@
-"""What the server remembers of streams: the same as a learner's unroll computes, and nothing of former lives."""
+"""What the server remembers of streams: the same as a learner's unroll computes, nothing of former lives."""
 
 from __future__ import annotations
 
