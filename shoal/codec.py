@@ -35,8 +35,10 @@ DTYPES = (
 MAX_RANK = 16
 # Below this many bytes LZ4 saves less than it costs.
 MIN_COMPRESS_BYTES = 64
-# uint8 arrays of this rank are frames over time: [T+1, E, height, width, ...].
+# uint8 arrays of this rank are frames over time: [T+1, E, height, width, ...]. If they have one row, time is
+# the third axis, if they have so many: [1, E, frames, height, width, ...], the frames before an unroll.
 FRAMES_RANK = 4
+STACK_AXIS = 2
 # From this many bytes per row on, adding rows one by one is faster than NumPy's accumulate over columns.
 MIN_WIDE_ROW_BYTES = 256
 
@@ -117,10 +119,11 @@ def pack_array(array: np.ndarray, *, compress: bool = True) -> Packed:
     num_bytes = array.nbytes
     if compress and num_bytes >= MIN_COMPRESS_BYTES:
         source = np.ascontiguousarray(array)
-        frames = array.ndim >= FRAMES_RANK and array.dtype == _UINT8
-        data = _lz4(_time_differences(source) if frames else source)
+        is_frames = array.ndim >= FRAMES_RANK and array.dtype == _UINT8
+        is_delta = is_frames and array.shape[_time_axis(array.shape)] > 1
+        data = _lz4(_time_differences(source) if is_delta else source)
         if len(data) < num_bytes:
-            return Packed(_DELTA_LZ4 if frames else _LZ4, crc32c(data), data)
+            return Packed(_DELTA_LZ4 if is_delta else _LZ4, crc32c(data), data)
     data = array.tobytes()
     return Packed(_RAW, crc32c(data), data)
 
@@ -149,7 +152,7 @@ def add_differences(array: np.ndarray) -> np.ndarray:
     """Frames from their differences, in place."""
     if array.dtype != _UINT8 or not array.ndim:
         raise InvalidArgumentError(f"delta coding is for uint8 frames, not {array.dtype}{list(array.shape)}")
-    _add_up(array)
+    _add_up(_time_first(array))
     return array
 
 
@@ -179,11 +182,22 @@ def raw_nbytes(dtype: str, shape: tuple[int, ...], max_bytes: int) -> int:
     return num_bytes
 
 
+def _time_axis(shape: tuple[int, ...]) -> int:
+    """A part of the protocol: along which axis differences are."""
+    return STACK_AXIS if len(shape) > FRAMES_RANK and shape[0] == 1 else 0
+
+
+def _time_first(frames: np.ndarray) -> np.ndarray:
+    """A view."""
+    return frames.swapaxes(0, _time_axis(frames.shape))
+
+
 def _time_differences(frames: np.ndarray) -> np.ndarray:
     """Each frame minus the one before it, modulo 256; the first stays whole."""
     differences = np.empty_like(frames)
-    differences[:1] = frames[:1]
-    np.subtract(frames[1:], frames[:-1], out=differences[1:])
+    now, out = _time_first(frames), _time_first(differences)
+    out[:1] = now[:1]
+    np.subtract(now[1:], now[:-1], out=out[1:])
     return differences
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from wsgiref.simple_server import WSGIServer
@@ -36,6 +36,13 @@ class Phases:
         counter = Counter(f"{name}_seconds", documentation, ["phase"], registry=registry)
         self._counters = {phase: counter.labels(phase) for phase in phases}
         self._clock = clock
+
+    @classmethod
+    def of(cls, counters: Mapping[str, Counter], clock: Clock = time.perf_counter) -> Phases:
+        """Of counters that are registered elsewhere, by phase: those of one policy among several, say."""
+        phases = cls.__new__(cls)
+        phases._counters, phases._clock = dict(counters), clock
+        return phases
 
     def add(self, phase: str, seconds: float) -> None:
         self._counters[phase].inc(seconds)

@@ -184,9 +184,10 @@ class Transitions:
     """What a transition table hands out: row i of every column is one transition.
 
     Columns: `observation...` and `next_observation...` (the names of the trajectory's columns, the latter
-    with `next_` in front), `action`, `reward` (n-step sum), `discount` (gamma ^ steps; 0 after a terminal
-    step), `num_steps`, `policy_version`, and whatever else the trajectory had, as of its first
-    step. `terminated`, `truncated` and `first` are left out: `discount` says it for all steps of the row.
+    with `next_` in front; of `action_mask`, if there is one, too), `action`, `reward` (n-step sum),
+    `discount` (gamma ^ steps; 0 after a terminal step), `num_steps`, `policy_version`, and whatever else the
+    trajectory had, as of its first step. `terminated`, `truncated` and `first` are left out: `discount` says
+    it for all steps of the row.
     """
 
     keys: np.ndarray

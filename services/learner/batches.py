@@ -7,7 +7,8 @@ is pinned, and the copy to the device runs on a side stream while the batch befo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,11 +19,14 @@ from shoal.errors import UserError
 from shoal.records import (
     ACTION,
     FIRST,
+    INITIAL,
     POLICY_VERSION,
     REWARD,
     TERMINATED,
     TRUNCATED,
+    ActionSpec,
     ArraySpec,
+    BoxAction,
     DiscreteAction,
     EnvSpec,
     Episode,
@@ -35,6 +39,8 @@ class BatchLayout:
     """Columns [T+1, B, ...] of every batch, and so [T+1, E, ...] of every usable trajectory."""
 
     spec: EnvSpec
+    # What the policy remembers: columns `initial.<name>` [1, E, ...] of a trajectory, [B, ...] of a batch.
+    state: tuple[ArraySpec, ...]
     behaviour: tuple[ArraySpec, ...]
     unroll_length: int
     batch_envs: int
@@ -51,10 +57,14 @@ class BatchLayout:
             *self.behaviour,
         )
 
+    def initial(self) -> tuple[ArraySpec, ...]:
+        """The states, by the names of their columns in a trajectory."""
+        return tuple(replace(spec, name=INITIAL + spec.name) for spec in self.state)
+
     @property
     def nbytes(self) -> int:
-        per_row = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in self.columns())
-        return (self.unroll_length + 1) * self.batch_envs * per_row
+        per_env = (self.unroll_length + 1) * _nbytes(self.columns()) + _nbytes(self.initial())
+        return self.batch_envs * per_env
 
     def why_unusable(self, trajectory: Trajectory) -> str | None:
         """What about a trajectory does not fit, with what was expected; None if all does."""
@@ -63,7 +73,7 @@ class BatchLayout:
                 f"{trajectory.unroll_length} transitions per env instead of {self.unroll_length}: "
                 "actor.unroll_length must be the same everywhere"
             )
-        for spec in self.columns():
+        for spec in (*self.columns(), *self.initial()):
             array = trajectory.columns.get(spec.name)
             if array is None:
                 held = ", ".join(trajectory.columns)
@@ -75,12 +85,26 @@ class BatchLayout:
                 )
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 return f"column {spec.name!r} holds NaN or infinity"
-        action = self.spec.action
-        if isinstance(action, DiscreteAction):
-            chosen = trajectory.columns[ACTION]
-            if chosen.size and (chosen.min() < 0 or chosen.max() >= action.n):
-                return f"actions from {chosen.min()} to {chosen.max()} instead of 0 to {action.n - 1}"
+        return _why_out_of_range(self.spec.action, trajectory.columns[ACTION])
+
+
+def _nbytes(specs: Iterable[ArraySpec]) -> int:
+    return sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in specs)
+
+
+def _why_out_of_range(action: ActionSpec, chosen: np.ndarray) -> str | None:
+    """Of actions that are numbers of something; others may be any."""
+    if isinstance(action, BoxAction) or not chosen.size:
         return None
+    if isinstance(action, DiscreteAction):
+        if chosen.min() < 0 or chosen.max() >= action.n:
+            return f"actions from {chosen.min()} to {chosen.max()} instead of 0 to {action.n - 1}"
+        return None
+    low, high = chosen.min((0, 1)), chosen.max((0, 1))
+    if (low < 0).any() or (high >= action.nvec).any():
+        most = [n - 1 for n in action.nvec]
+        return f"actions from {low.tolist()} to {high.tolist()} instead of 0 to {most}"
+    return None
 
 
 def make_slots(layout: BatchLayout, device: torch.device, count: int) -> list[BatchSlot]:
@@ -100,12 +124,15 @@ class BatchSlot:
     def __init__(self, layout: BatchLayout, device: torch.device) -> None:
         self._device = device
         self._size = layout.batch_envs
-        leading = (layout.unroll_length + 1, layout.batch_envs)
         pinned = device.type == "cuda"
+        rows = (layout.unroll_length + 1, layout.batch_envs)
+        shapes = [(spec, (*rows, *spec.shape)) for spec in layout.columns()]
+        shapes += [(spec, (layout.batch_envs, *spec.shape)) for spec in layout.initial()]
         self._host: dict[str, Tensor] = {}
-        for spec in layout.columns():
-            tensor = torch.from_numpy(np.zeros((*leading, *spec.shape), spec.dtype))
+        for spec, shape in shapes:
+            tensor = torch.from_numpy(np.zeros(shape, spec.dtype))
             self._host[spec.name] = tensor.pin_memory() if pinned else tensor
+        # [T+1, B, ...] each, but those of the policy's state, [B, ...].
         self.arrays: dict[str, np.ndarray] = {name: tensor.numpy() for name, tensor in self._host.items()}
         self._tensors = (
             {name: torch.empty_like(tensor, device=device) for name, tensor in self._host.items()}
@@ -121,6 +148,7 @@ class BatchSlot:
             truncated_SB=self._tensors[TRUNCATED],
             first_SB=self._tensors[FIRST],
             behaviour={spec.name: self._tensors[spec.name] for spec in layout.behaviour},
+            state={spec.name: self._tensors[INITIAL + spec.name] for spec in layout.state},
         )
         self.clear()
 
@@ -137,7 +165,11 @@ class BatchSlot:
         """Append environments [start, start + count) of the trajectory."""
         end = self.num_filled + count
         for name, array in self.arrays.items():
-            array[:, self.num_filled : end] = trajectory.columns[name][:, start : start + count]
+            given = trajectory.columns[name][:, start : start + count]
+            if name.startswith(INITIAL):
+                array[self.num_filled : end] = given[0]
+            else:
+                array[:, self.num_filled : end] = given
         first = self.arrays[FIRST][1:, self.num_filled : end]
         self.num_transitions += first.size - int(np.count_nonzero(first))
         self.num_filled = end

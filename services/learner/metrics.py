@@ -1,4 +1,4 @@
-"""What the learner measures about itself. Created in `__main__`; no torch.
+"""What the learner measures about itself, policy by policy. Created in `__main__`; no torch.
 
 Counters are kept by whoever does the work; gauges are set about twice a second, never per step.
 """
@@ -13,9 +13,34 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import HistogramMetricFamily
 
 from shoal.metrics import Phases
+from shoal.records import DEFAULT_POLICY
 
 PHASES = ("wait", "decode", "copy", "train", "publish")
 LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
+
+COUNTERS = {
+    "steps": "Learner steps of this process: gradient updates, one batch each.",
+    "env_steps": "Environment steps trained on by this process.",
+    "episodes": "Finished episodes in trained trajectories.",
+    "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "checkpoints": "Checkpoints written.",
+    "checkpoints_failed": "Checkpoints that could not be written.",
+}
+GAUGES = {
+    "run_env_steps": "Environment steps trained on, over all restarts.",
+    "run_steps": "Learner steps, over all restarts.",
+    "episode_return_mean": "Mean return of the last 100 episodes (of fewer before there are 100).",
+    "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
+    "loss": "The loss of the last step.",
+    "grad_norm": "Norm of the gradient of the last step, before clipping.",
+    "policy_version": "Newest published policy version.",
+    "policy_lag_mean": "Mean policy lag of the last batch, in versions.",
+    "policy_lag_p95": "95th percentile of the last batch's lag, in versions.",
+    "policy_lag_max": "Largest lag of the last batch, in versions.",
+    "ready_batches": "Batches decoded and waiting for training.",
+    "subscribers": "Open weight subscriptions.",
+    "last_checkpoint_timestamp_seconds": "When the last checkpoint was written, in Unix time.",
+}
 
 
 class LagHistogram:
@@ -23,80 +48,112 @@ class LagHistogram:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = threading.Lock()
-        self._counts = np.zeros(len(LAG_BUCKETS) + 1, np.int64)
-        self._sum = 0.0
+        self._counts: dict[str, np.ndarray] = {}
+        self._sums: dict[str, float] = {}
         registry.register(self)
 
-    def observe(self, counts_by_lag: np.ndarray) -> None:
+    def add(self, policy: str) -> None:
+        """Show it from now on, though nothing was observed yet."""
+        with self._lock:
+            self._counts.setdefault(policy, np.zeros(len(LAG_BUCKETS) + 1, np.int64))
+            self._sums.setdefault(policy, 0.0)
+
+    def observe(self, policy: str, counts_by_lag: np.ndarray) -> None:
         """`counts_by_lag[i]` transitions were i versions behind."""
         lags = np.arange(len(counts_by_lag))
         bucket = np.searchsorted(LAG_BUCKETS, lags)
-        added = np.bincount(bucket, weights=counts_by_lag, minlength=len(self._counts))
+        added = np.bincount(bucket, weights=counts_by_lag, minlength=len(LAG_BUCKETS) + 1)
         with self._lock:
-            self._counts += added.astype(np.int64)
-            self._sum += float(lags @ counts_by_lag)
+            self._counts[policy] += added.astype(np.int64)
+            self._sums[policy] += float(lags @ counts_by_lag)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
         with self._lock:
-            cumulative, total = np.cumsum(self._counts), self._sum
+            found = [
+                (policy, np.cumsum(counts), self._sums[policy]) for policy, counts in self._counts.items()
+            ]
         bounds = [*(str(float(bound)) for bound in LAG_BUCKETS), "+Inf"]
-        buckets = [(bound, float(count)) for bound, count in zip(bounds, cumulative, strict=True)]
-        yield HistogramMetricFamily(
+        family = HistogramMetricFamily(
             "shoal_learner_policy_lag_versions",
             "Published versions between acting and training, per trained transition.",
-            buckets=buckets,
-            sum_value=total,
+            labels=["policy"],
         )
+        for policy, cumulative, total in found:
+            buckets = [(bound, float(count)) for bound, count in zip(bounds, cumulative, strict=True)]
+            family.add_metric([policy], buckets, total)
+        yield family
 
 
 class LearnerMetrics:
-    """All metrics of the learner."""
+    """All metrics of the learner, each with the policy as a label: whoever counts takes those `of` one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.phases = Phases(
-            registry,
-            "shoal_learner_phase",
+        self.phases = Counter(
+            "shoal_learner_phase_seconds",
             "Time per phase: wait (for data), decode and copy (prefetch threads), train, publish.",
-            PHASES,
+            ["policy", "phase"],
+            registry=registry,
         )
-
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"shoal_learner_{name}", text, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"shoal_learner_{name}", text, registry=registry)
-
-        self.steps = counter("steps", "Learner steps of this process: gradient updates, one batch each.")
-        self.env_steps = counter("env_steps", "Environment steps trained on by this process.")
-        self.episodes = counter("episodes", "Finished episodes in trained trajectories.")
-        self.trajectories_dropped = counter(
-            "trajectories_dropped", "Trajectories that did not fit the configuration; the log says why."
-        )
-        self.checkpoints = counter("checkpoints", "Checkpoints written.")
-        self.checkpoints_failed = counter("checkpoints_failed", "Checkpoints that could not be written.")
-        self.run_env_steps = gauge("run_env_steps", "Environment steps trained on, over all restarts.")
-        self.run_steps = gauge("run_steps", "Learner steps, over all restarts.")
-        self.episode_return_mean = gauge(
-            "episode_return_mean", "Mean return of the last 100 episodes (of fewer before there are 100)."
-        )
-        self.episode_length_mean = gauge(
-            "episode_length_mean_steps", "Mean length of the last 100 episodes, in environment steps."
-        )
-        self.loss = gauge("loss", "The loss of the last step.")
-        self.grad_norm = gauge("grad_norm", "Norm of the gradient of the last step, before clipping.")
+        self.counters = {
+            name: Counter(f"shoal_learner_{name}", text, ["policy"], registry=registry)
+            for name, text in COUNTERS.items()
+        }
+        self.gauges = {
+            name: Gauge(f"shoal_learner_{name}", text, ["policy"], registry=registry)
+            for name, text in GAUGES.items()
+        }
         self.algorithm = Gauge(
             "shoal_learner_algorithm_value",
             "Values of the algorithm at the last step, by name: entropy, value_loss, ...",
-            ["name"],
+            ["policy", "name"],
             registry=registry,
         )
-        self.policy_version = gauge("policy_version", "Newest published policy version.")
-        self.policy_lag_mean = gauge("policy_lag_mean", "Mean policy lag of the last batch, in versions.")
-        self.policy_lag_p95 = gauge("policy_lag_p95", "95th percentile of the last batch's lag, in versions.")
-        self.policy_lag_max = gauge("policy_lag_max", "Largest lag of the last batch, in versions.")
         self.policy_lag = LagHistogram(registry)
-        self.ready_batches = gauge("ready_batches", "Batches decoded and waiting for training.")
-        self.subscribers = gauge("subscribers", "Open weight subscriptions.")
-        self.checkpoint_time = gauge(
-            "last_checkpoint_timestamp_seconds", "When the last checkpoint was written, in Unix time."
-        )
+
+    def of(self, policy: str) -> PolicyMeter:
+        return PolicyMeter(self, policy)
+
+
+class PolicyMeter:
+    """The metrics of one policy; all are shown from the start, with zeros."""
+
+    def __init__(self, metrics: LearnerMetrics, policy: str) -> None:
+        self._metrics = metrics
+        self.policy = policy
+        # In front of what the log says of it: nothing if it is the only one.
+        self.log_label = "" if policy == DEFAULT_POLICY else f"{policy}: "
+        metrics.policy_lag.add(policy)
+        self.phases = Phases.of({phase: metrics.phases.labels(policy, phase) for phase in PHASES})
+
+        def counter(name: str) -> Counter:
+            return metrics.counters[name].labels(policy)
+
+        def gauge(name: str) -> Gauge:
+            return metrics.gauges[name].labels(policy)
+
+        self.steps = counter("steps")
+        self.env_steps = counter("env_steps")
+        self.episodes = counter("episodes")
+        self.trajectories_dropped = counter("trajectories_dropped")
+        self.checkpoints = counter("checkpoints")
+        self.checkpoints_failed = counter("checkpoints_failed")
+        self.run_env_steps = gauge("run_env_steps")
+        self.run_steps = gauge("run_steps")
+        self.episode_return_mean = gauge("episode_return_mean")
+        self.episode_length_mean = gauge("episode_length_mean_steps")
+        self.loss = gauge("loss")
+        self.grad_norm = gauge("grad_norm")
+        self.policy_version = gauge("policy_version")
+        self.policy_lag_mean = gauge("policy_lag_mean")
+        self.policy_lag_p95 = gauge("policy_lag_p95")
+        self.policy_lag_max = gauge("policy_lag_max")
+        self.ready_batches = gauge("ready_batches")
+        self.subscribers = gauge("subscribers")
+        self.checkpoint_time = gauge("last_checkpoint_timestamp_seconds")
+
+    def algorithm(self, name: str) -> Gauge:
+        return self._metrics.algorithm.labels(self.policy, name)
+
+    def observe_lag(self, counts_by_lag: np.ndarray) -> None:
+        """`counts_by_lag[i]` transitions were i versions behind."""
+        self._metrics.policy_lag.observe(self.policy, counts_by_lag)

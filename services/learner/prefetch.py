@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.learner.batches import BatchLayout
-from services.learner.metrics import LearnerMetrics
+from services.learner.metrics import PolicyMeter
 from services.learner.ring import BatchRing, Packer, RingClosed
 from shoal.errors import InvalidArgumentError
 from shoal.records import Item, Trajectory
@@ -43,7 +43,7 @@ class Prefetcher:
         ring: BatchRing,
         decode: Callable[[Sequence[bytes]], Trajectory],
         decode_threads: int,
-        metrics: LearnerMetrics,
+        metrics: PolicyMeter,
     ) -> None:
         self._source = source
         self._layout = layout
@@ -100,4 +100,10 @@ class Prefetcher:
         now = time.monotonic()
         if now - self._last_logged >= _LOG_EVERY_S:
             self._last_logged = now
-            log.error("dropped trajectory %d of %s: %s", item.sequence, item.life.actor_id, problem)
+            log.error(
+                "%sdropped trajectory %d of %s: %s",
+                self._metrics.log_label,
+                item.sequence,
+                item.life.actor_id,
+                problem,
+            )

@@ -1,4 +1,4 @@
-"""Publishing weights: the newest version for every subscriber, and the spec that the first one brings.
+"""Publishing a policy's weights: the newest version for every subscriber, and the spec that the first brings.
 
 Implements `WeightsBackend` on the event loop; `publish` is called by the training thread. A version that is
 overtaken before its turn is left out: each subscriber gets the newest one next.
@@ -39,7 +39,7 @@ class WeightsPublisher:
         self._closed = False
 
     async def spec(self) -> EnvSpec:
-        """The run's spec, once a subscriber has brought it."""
+        """The policy's spec, once a subscriber has brought it."""
         return await asyncio.shield(self._spec)
 
     def accept(self, spec: EnvSpec, policy: str, current_version: int) -> None:
@@ -52,12 +52,12 @@ class WeightsPublisher:
             )
         if self._spec.done() and self._spec.result() != spec:
             raise SpecMismatchError(
-                f"the run's environment is {self._spec.result().describe()}; this one is {spec.describe()}. "
-                "All actors of a run must use the same environment"
+                f"the policy's environment is {self._spec.result().describe()}; this one is "
+                f"{spec.describe()}. All actors of a run must use the same environment"
             )
         self._versions.raise_above(current_version)
         if not self._spec.done():
-            log.info("the run's environment is %s", spec.describe())
+            log.info("the policy's environment is %s", spec.describe())
             self._spec.set_result(spec)
 
     async def newer_than(self, version: int) -> WeightsSnapshot:

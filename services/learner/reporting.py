@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from services.learner.metrics import LearnerMetrics
+from services.learner.metrics import PolicyMeter
 from services.learner.progress import Lag, Progress
 from services.learner.ring import BatchRing
 from services.learner.summaries import Summaries
@@ -24,7 +24,7 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(self, metrics: LearnerMetrics, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
+    def __init__(self, metrics: PolicyMeter, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring
@@ -56,7 +56,8 @@ class Reporter:
             self._next_log = now + LOG_EVERY_S
             mean = progress.mean_return
             log.info(
-                "learner step %d, %d env steps, version %d, return %s over %d episodes, lag %.1f",
+                "%slearner step %d, %d env steps, version %d, return %s over %d episodes, lag %.1f",
+                self._metrics.log_label,
                 progress.learner_steps,
                 progress.env_steps,
                 progress.policy_version,
@@ -79,7 +80,7 @@ class Reporter:
         metrics.policy_lag_max.set(lag.max)
         metrics.ready_batches.set(self._ring.num_ready)
         for name, value in values.items():
-            metrics.algorithm.labels(name).set(value)
+            metrics.algorithm(name).set(value)
         if progress.mean_return is not None and progress.mean_length is not None:
             metrics.episode_return_mean.set(progress.mean_return)
             metrics.episode_length_mean.set(progress.mean_length)

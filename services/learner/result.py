@@ -1,4 +1,7 @@
-"""How a run ended: `result.json` in the run directory, for whoever started the learner."""
+"""How a run ended: `result.json` in the run directory, for whoever started the learner.
+
+Of several policies, each also has one in its own directory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ FILE_NAME = "result.json"
 
 @dataclass(frozen=True)
 class RunResult:
-    """`reason` is `until_return`, `steps` or `stopped`; the totals are over all restarts."""
+    """`reason` is `until_return`, `steps` or `stopped`; the totals are the policy's, over all restarts."""
 
     reason: str
     mean_return: float | None
@@ -24,6 +27,7 @@ class RunResult:
     learner_steps: int
     policy_version: int
     seconds: float
+    policy: str
 
 
 def write_result(run_dir: Path, result: RunResult) -> None:

@@ -1,12 +1,16 @@
 """Everything of the learner that needs torch, wired together and run until it ends.
 
 A module of its own so that `__main__` can import it in a thread while the gRPC server already answers: torch
-takes seconds to import. `train` runs on the event loop and owns the threads of prefetch and training.
+takes seconds to import. `train` runs on the event loop: a training for each policy, which owns its threads of
+prefetch and training. They share nothing but the process, and end together.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -14,31 +18,23 @@ from typing import Any
 import torch
 
 from services.learner.batches import BatchLayout, make_slots
-from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
-from services.learner.metrics import LearnerMetrics
-from services.learner.prefetch import ItemSource, Prefetcher
-from services.learner.publisher import WeightsPublisher
+from services.learner.parts import Parts
+from services.learner.prefetch import Prefetcher
 from services.learner.result import RunResult, write_result
+from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
+from services.learner.sources import Source, make_source
 from services.learner.summaries import Summaries
-from services.learner.versions import VersionCounter
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.config import Config
+from shoal.config.policies import replay_tables
 from shoal.config.tables import SequenceTable
-from shoal.policy.device import pick_device
+from shoal.policy.device import cpu_threads, pick_device
 from shoal.records import EnvSpec
 from shoal.wire import decode_sequence
 
-
-@dataclass(frozen=True)
-class Parts:
-    """What the composition root has already built."""
-
-    publisher: WeightsPublisher
-    versions: VersionCounter
-    store: CheckpointStore
-    metrics: LearnerMetrics
+log = logging.getLogger(__name__)
 
 
 def device_of(config: Config) -> torch.device:
@@ -46,14 +42,94 @@ def device_of(config: Config) -> torch.device:
     return pick_device(config.learner.device, "learner.device")
 
 
-async def train(
-    config: Config, parts: Parts, spec: EnvSpec, source: ItemSource, stopping: asyncio.Event
-) -> RunResult:
-    """Until a stop condition of the run, `stopping`, or the first error of prefetch or training."""
-    settings = config.learner
+async def train(config: Config, policies: Sequence[Parts], stopping: asyncio.Event) -> None:
+    """Every policy, from when its spec has come until the first of them ends or fails, or `stopping`.
+
+    The others then save and end too. The result of the run is that of the policy that ended it.
+    """
+    ending = asyncio.Event()
+    shared = _Shared(config, ending, asyncio.Lock(), cpu_threads(config.learner.threads, share=len(policies)))
+    trainings = [asyncio.create_task(_train_policy(shared, parts)) for parts in policies]
+    signal = asyncio.create_task(stopping.wait())
+    try:
+        done, _ = await asyncio.wait([*trainings, signal], return_when=asyncio.FIRST_COMPLETED)
+        ending.set()
+        await asyncio.wait(trainings)
+    finally:
+        for task in (*trainings, signal):
+            task.cancel()
+        await asyncio.gather(*trainings, signal, return_exceptions=True)
+    result = _first_result(sorted(trainings, key=lambda training: training not in done))
+    if result is not None:
+        await asyncio.to_thread(write_result, config.run.dir, result)
+
+
+def _first_result(trainings: Sequence[asyncio.Task[RunResult | None]]) -> RunResult | None:
+    """Raises what failed, the first before the others."""
+    failures = [error for training in trainings if (error := training.exception()) is not None]
+    if len(failures) > 1:
+        raise BaseExceptionGroup("several trainings failed", failures)
+    if failures:
+        raise failures[0]
+    return next((result for training in trainings if (result := training.result()) is not None), None)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What the trainings of a process have in common."""
+
+    config: Config
+    ending: asyncio.Event
+    # Held while a policy is built.
+    building: asyncio.Lock
+    num_threads: int
+
+
+async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
+    """None if the run ends before anybody has brought the policy's spec."""
+    spec = await _unless(shared.ending, parts.publisher.spec())
+    if spec is None:
+        return None
+    config, place = shared.config, parts.place
+    # Threads are set per thread: this is the one that computes.
+    pool = ThreadPoolExecutor(
+        1,
+        thread_name_prefix=f"train-{place.name}",
+        initializer=torch.set_num_threads,
+        initargs=(shared.num_threads,),
+    )
+    with pool, _named(parts):
+        async with _summaries(parts) as summaries, _source(config, parts) as source:
+            training = await _prepare(shared, parts, spec, source, summaries, pool)
+            result = await training.run(shared.ending)
+    if place.dir != config.run.dir:
+        await asyncio.to_thread(write_result, place.dir, result)
+    return result
+
+
+async def _prepare(
+    shared: _Shared,
+    parts: Parts,
+    spec: EnvSpec,
+    source: Source,
+    summaries: Summaries,
+    pool: ThreadPoolExecutor,
+) -> _Training:
+    """The policy first: what it remembers is a part of every batch."""
+    config, settings = shared.config, shared.config.learner
     device = device_of(config)
     algorithm = build_algorithm(config.algorithm)
-    layout = BatchLayout(spec, algorithm.behaviour, item_length(config), settings.batch_envs)
+    async with shared.building:
+        resumed = await asyncio.get_running_loop().run_in_executor(
+            pool, build_or_resume, config, parts, spec, algorithm, device
+        )
+    layout = BatchLayout(
+        spec,
+        resumed.policy.state,
+        algorithm.behaviour,
+        item_length(config, parts.place.table),
+        settings.batch_envs,
+    )
     # One is trained on while the others are filled or wait.
     ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
     prefetcher = Prefetcher(
@@ -62,45 +138,87 @@ async def train(
         ring,
         lambda payloads: decode_sequence(payloads, config.limits),
         settings.decode_threads,
-        parts.metrics,
+        parts.meter,
     )
-    summaries = Summaries(config.run.dir / "tensorboard")
-    loop = TrainingLoop(
-        config,
-        spec,
-        algorithm,
-        device,
-        ring,
-        parts.publisher,
-        parts.versions,
-        parts.store,
-        parts.metrics,
-        summaries,
-    )
-    with ThreadPoolExecutor(1, thread_name_prefix="train") as pool:
-        training = asyncio.get_running_loop().run_in_executor(pool, loop.run)
-        prefetching = asyncio.create_task(prefetcher.run())
-        signal = asyncio.create_task(stopping.wait())
-        tasks: list[asyncio.Future[Any]] = [training, prefetching, signal]
+    return _Training(TrainingLoop(config, spec, resumed, ring, parts, summaries), prefetcher, pool)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One policy's loop in its thread, and the prefetching beside it."""
+
+    loop: TrainingLoop
+    prefetcher: Prefetcher
+    pool: ThreadPoolExecutor
+
+    async def run(self, ending: asyncio.Event) -> RunResult:
+        """Until a stop condition, `ending`, or the first error of prefetch or training."""
+        training = asyncio.get_running_loop().run_in_executor(self.pool, self.loop.run)
+        prefetching = asyncio.create_task(self.prefetcher.run())
+        told = asyncio.create_task(ending.wait())
+        tasks: list[asyncio.Future[Any]] = [training, prefetching, told]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             failed = prefetching.done()
-            loop.stop()
+            self.loop.stop()
             result = await training
             if failed:
                 prefetching.result()
-            await asyncio.to_thread(write_result, config.run.dir, result)
             return result
         finally:
-            loop.stop()
+            self.loop.stop()
             prefetching.cancel()
-            signal.cancel()
-            await asyncio.gather(prefetching, signal, return_exceptions=True)
-            await asyncio.to_thread(summaries.close)
+            told.cancel()
+            await asyncio.gather(prefetching, told, return_exceptions=True)
 
 
-def item_length(config: Config) -> int:
-    """T of the items that `learner.table` hands out."""
-    table = config.replay.tables[config.learner.table]
+def item_length(config: Config, table_name: str) -> int:
+    """T of the items that a table hands out."""
+    table = replay_tables(config)[table_name]
     unrolls = table.unrolls if isinstance(table, SequenceTable) else 1
     return unrolls * config.actor.unroll_length
+
+
+async def _unless(ending: asyncio.Event, spec: Awaitable[EnvSpec]) -> EnvSpec | None:
+    """None when told to end before there is one."""
+    waiting = asyncio.ensure_future(spec)
+    told = asyncio.create_task(ending.wait())
+    try:
+        await asyncio.wait({waiting, told}, return_when=asyncio.FIRST_COMPLETED)
+        return waiting.result() if waiting.done() else None
+    finally:
+        waiting.cancel()
+        told.cancel()
+
+
+@contextlib.contextmanager
+def _named(parts: Parts) -> Iterator[None]:
+    """Where there are several policies, the log says which of them failed."""
+    try:
+        yield
+    except Exception as error:
+        if parts.meter.log_label:
+            first: BaseException = error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            log.error("%straining failed: %s", parts.meter.log_label, first)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def _source(config: Config, parts: Parts) -> AsyncIterator[Source]:
+    source = make_source(config, parts.place)
+    source.start()
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+@contextlib.asynccontextmanager
+async def _summaries(parts: Parts) -> AsyncIterator[Summaries]:
+    summaries = Summaries(parts.place.dir / "tensorboard")
+    try:
+        yield summaries
+    finally:
+        await asyncio.to_thread(summaries.close)

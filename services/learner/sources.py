@@ -1,6 +1,6 @@
-"""Where the learner's items come from: a sampler over all shards, by the kind of `learner.table`.
+"""Where the learner's items come from: a sampler over all shards, by the kind of the policy's table.
 
-Built by `__main__`, on the event loop; no torch. Each kind is an `ItemSource` of the prefetcher that is
+Built by `session`, on the event loop; no torch. Each kind is an `ItemSource` of the prefetcher that is
 started and closed around training.
 """
 
@@ -14,6 +14,7 @@ from shoal.clients.replay_batches import BatchSampler
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
+from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
 
@@ -30,26 +31,24 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-def make_source(config: Config) -> Source:
-    """The source for the table that the learner samples."""
+def make_source(config: Config, place: PolicyPlace) -> Source:
+    """The source for the table that a policy is trained from."""
     shards = AddressBook(config.addresses.replay, config.rpc)
     settings = config.learner
 
     def connect(address: Address) -> GrpcReplayClient:
         return GrpcReplayClient(address, config.security, config.limits, config.rpc)
 
-    if config.replay.tables[settings.table].kind == "queue":
-        return QueueSource(
-            ReplaySampler(shards, connect, settings.table, settings.prefetch_items, config.rpc)
-        )
+    if replay_tables(config)[place.table].kind == "queue":
+        return QueueSource(ReplaySampler(shards, connect, place.table, settings.prefetch_items, config.rpc))
     return BatchSource(
         BatchSampler(
             shards,
             connect,
-            settings.table,
+            place.table,
             settings.batch_envs,
             config.rpc,
-            np.random.default_rng(config.run.seed),
+            np.random.default_rng(policy_seed(config, place.name)),
             prefetch_batches=settings.prefetch_batches,
         )
     )

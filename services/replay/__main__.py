@@ -12,6 +12,7 @@ from services.replay.metrics import ReplayMetrics
 from services.replay.servicer import ReplayServicer
 from services.replay.shard import Shard
 from shoal.config import Config
+from shoal.config.policies import replay_tables
 from shoal.metrics import start_metrics_server
 from shoal.rpc.process import ServiceContext, run_service
 from shoal.rpc.server import RpcServer
@@ -29,7 +30,8 @@ async def main(config: Config, context: ServiceContext) -> None:
     if directory:
         # Until the process ends: a thread that the disk holds up may write after all else is over.
         DirectoryLock(directory)
-    shard = Shard(config.replay, config.limits, directory)
+    settings = config.replay.model_copy(update={"tables": replay_tables(config)})
+    shard = Shard(settings, config.limits, directory)
     metrics = ReplayMetrics(context.registry)
     servicer = ReplayServicer(shard, metrics)
     listen = config.replay.listen

@@ -9,7 +9,17 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.errors import InvalidArgumentError
-from shoal.records import FIRST, OBSERVATION, REWARD, TERMINATED, TRUNCATED, Columns, Trajectory
+from shoal.records import (
+    ACTION_MASK,
+    FIRST,
+    INITIAL,
+    OBSERVATION,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Columns,
+    Trajectory,
+)
 
 DISCOUNT = "discount"
 NUM_STEPS = "num_steps"
@@ -74,7 +84,8 @@ def build_transitions(
 
 
 def _is_observation(name: str) -> bool:
-    return name == OBSERVATION or name.startswith(f"{OBSERVATION}.")
+    # Which actions are allowed is seen as the rest is: whoever values the next observation needs it there.
+    return name in (OBSERVATION, ACTION_MASK) or name.startswith(f"{OBSERVATION}.")
 
 
 def _check_columns(columns: Columns) -> None:
@@ -83,6 +94,11 @@ def _check_columns(columns: Columns) -> None:
         raise InvalidArgumentError(
             f"transitions need the columns {REWARD}, {TERMINATED}, {TRUNCATED} and {OBSERVATION}; "
             f"received only {', '.join(columns)}"
+        )
+    if states := [name for name in columns if name.startswith(INITIAL)]:
+        raise InvalidArgumentError(
+            f"columns {', '.join(states)} are the policy's state before the unroll, which single transitions "
+            "do not have: use a table of kind sequence"
         )
     for name in (REWARD, TERMINATED, TRUNCATED):
         if columns[name].ndim != 2:

@@ -9,7 +9,7 @@ Legend: T transitions, S = T + 1 rows, B environments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from shoal.records import ArraySpec
 
 @dataclass(frozen=True)
 class Batch:
-    """Trajectories side by side, [S, B, ...] each. `trajectory.proto` says what the rows mean."""
+    """Trajectories side by side, [S, B, ...] each but the state. `trajectory.proto` says what rows mean."""
 
     observation: dict[str, Tensor]
     action_SB: Tensor
@@ -31,6 +31,8 @@ class Batch:
     first_SB: Tensor
     # Outputs of the policy that acted, as the algorithm's `behaviour` names them.
     behaviour: dict[str, Tensor]
+    # What the policy remembered before row 0, [B, ...] each, by the names of `Policy.state`.
+    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from shoal.errors import InvalidArgumentError, UserError
 from shoal.journal.events import Inserted, PrioritiesSet, TableState
 from shoal.journal.framing import Damage
 from shoal.journal.reader import Entry, list_segments, read_segment
-from shoal.wire import decode_columns
+from shoal.wire import check_payload
 
 # What a run allows is not known here, and what was stored was within it.
 LIMITS = LimitsSection(max_tensor_bytes=(1 << 31) - 1, max_trajectory_bytes=1 << 34)
@@ -224,7 +224,7 @@ def _damaged_payloads(record: Inserted) -> Iterator[str]:
     for i, payload in enumerate(record.payloads):
         assert payload.data is not None
         try:
-            decode_columns(payload.data, LIMITS)
+            check_payload(payload.data, LIMITS)
         except InvalidArgumentError as error:
             keys = f"key {record.first_key + i}" if is_one_each else f"keys {record.first_key} to {last}"
             yield f"payload of {keys}: {error}"

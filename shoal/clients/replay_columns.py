@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from shoal.errors import InvalidArgumentError
-from shoal.records import FIRST, Columns, Episode, Trajectory
+from shoal.records import FIRST, INITIAL, Columns, Episode, Trajectory
 
 
 def as_unroll(columns: Mapping[str, ArrayLike]) -> Columns:
-    """Every column as [T+1, E, ...]; [T+1, ...] is one environment. `first` says which of the two it is."""
+    """Every column as [T+1, E, ...]; [T+1, ...] is one environment. `first` says which of the two it is.
+
+    Columns named `initial.` and more, states of a policy before the first row, have one row.
+    """
     arrays = {name: _as_array(name, column) for name, column in columns.items()}
     first = arrays.get(FIRST)
     if first is None or first.dtype != np.bool_ or first.ndim not in (1, 2):
@@ -27,10 +30,11 @@ def as_unroll(columns: Mapping[str, ArrayLike]) -> Columns:
         )
     leading = first.shape
     for name, array in arrays.items():
-        if array.shape[: len(leading)] != leading:
+        is_state = name.startswith(INITIAL)
+        if array.shape[: len(leading)] != ((1, *leading[1:]) if is_state else leading):
             raise InvalidArgumentError(
                 f"column {name!r} has shape {list(array.shape)}, column {FIRST!r} has {list(leading)}: "
-                "all columns begin with the same axes"
+                f"{'a state has one row' if is_state else 'all columns begin with the same axes'}"
             )
     if len(leading) == 1:
         arrays = {name: array[:, np.newaxis] for name, array in arrays.items()}

@@ -15,14 +15,16 @@ from typing import Annotated, Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from shoal.config.tables import SampledTable
+from shoal.config.policies import replay_tables
+from shoal.config.tables import AnyTable, SampledTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SHOAL__"
 
-# Kinds of tables, by algorithm.
+# Kinds of tables and of policies, by algorithm.
 LEARNS_FROM = {"impala": ("queue", "sequence")}
+TRAINS = {"impala": ("actor_critic",)}
 
 Tree = dict[str, Any]
 
@@ -48,19 +50,36 @@ def build_config(tree: Tree) -> Config:
 
 
 def check_trainable(config: Config) -> None:
-    """Refuse a `learner.table` that is not there or that the algorithm cannot learn from. For whoever trains
-    or fills it: a replay on its own holds any tables."""
+    """Refuse tables and policies that the algorithm cannot learn from, or that are not there. For whoever
+    trains or fills the tables: a replay on its own holds any."""
+    # Of several policies each has a copy of this one: what holds for it holds for all.
     algorithm, name = config.algorithm.name, config.learner.table
-    table = config.replay.tables.get(name)
-    if table is None:
+    if name not in config.replay.tables:
         names = ", ".join(config.replay.tables)
         raise ConfigError(f"config key 'learner.table': {name!r} is not one of replay.tables ({names})")
-    path = f"replay.tables.{name}"
+    if config.policy.kind not in TRAINS[algorithm]:
+        raise ConfigError(
+            f"config key 'policy.kind': {algorithm} cannot train a policy of kind {config.policy.kind!r}: "
+            f"set it to {' or '.join(TRAINS[algorithm])}"
+        )
+    replay_tables(config)
+    _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
+
+
+def _check_table(path: str, table: AnyTable, config: Config) -> None:
+    algorithm, policy = config.algorithm.name, config.policy
+    has_state = policy.frame_stack > 1 or policy.recurrent != "none"
+    if table.kind == "transition" and has_state:
+        raise ConfigError(
+            f"config key '{path}.kind': single transitions hold no state of the policy, and it has some "
+            f"(policy.frame_stack is {policy.frame_stack}, policy.recurrent is {policy.recurrent!r}): set it "
+            "to sequence"
+        )
     if table.kind not in LEARNS_FROM[algorithm]:
         kinds = " or ".join(LEARNS_FROM[algorithm])
         raise ConfigError(
             f"config key '{path}.kind': {algorithm} learns from unrolls and cannot use single transitions "
-            f"(learner.table is {name!r}, of kind {table.kind!r}): set it to {kinds}"
+            f"(learner.table is {config.learner.table!r}, of kind {table.kind!r}): set it to {kinds}"
         )
     if isinstance(table, SampledTable) and table.alpha > 0:
         raise ConfigError(

@@ -1,6 +1,8 @@
-"""Where a network runs: the `device` setting of a service, checked before anything is built."""
+"""Where a network runs: the `device` and `threads` settings of a service, settled before it is built."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 
@@ -23,3 +25,12 @@ def pick_device(name: str, setting: str) -> torch.device:
             "'auto', or start the service where the GPU is"
         )
     return device
+
+
+def cpu_threads(setting: int, share: int = 1) -> int:
+    """For `torch.set_num_threads`: `setting`, or for 0 half of the CPUs that this process may use.
+
+    The half is divided among `share` threads that compute side by side; each gets at least one. The other
+    half is for everything else on the machine: environments, decompression, gRPC.
+    """
+    return setting or max(1, len(os.sched_getaffinity(0)) // 2 // share)

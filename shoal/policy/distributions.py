@@ -1,7 +1,7 @@
 """Distributions over actions: what a policy's parameters mean.
 
 Plain tensor arithmetic instead of `torch.distributions`, whose argument checks cost more than a small
-network's forward pass on a CPU. Used by `Policy.act` in inference and by the losses in the learner.
+network's forward pass on a CPU. Used by the policies' `act` in inference and by the losses in the learner.
 Stateless; any thread. Leading dimensions are free: [B], [T, B], ...
 """
 
@@ -13,7 +13,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.policy.masks import hide
+
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+# Below the smallest number above 0 that `torch.rand` draws.
+_TINY = 2.0**-30
 
 
 class Distribution(Protocol):
@@ -37,10 +41,11 @@ class Distribution(Protocol):
 
 
 class Categorical:
-    """One of A actions. Parameters: A logits."""
+    """One of A actions. Parameters: A logits; `allowed` [..., A] leaves no chance to the others."""
 
-    def __init__(self, logits: Tensor) -> None:
-        self.log_probs = torch.log_softmax(logits, dim=-1)
+    def __init__(self, logits: Tensor, allowed: Tensor | None = None) -> None:
+        self.log_probs = torch.log_softmax(hide(logits, allowed), dim=-1)
+        self.allowed = allowed
 
     def log_prob(self, action: Tensor) -> Tensor:
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -52,10 +57,24 @@ class Categorical:
         # The first of A exponential clocks with rates p to ring: argmin E/p with E = -log(uniform).
         # A tenth of multinomial's cost, half of exponential_'s, and any leading shape.
         p = self.log_probs.exp()
-        return torch.rand_like(p).log_().div_(p).argmax(-1)
+        uniform = torch.rand_like(p)
+        if self.allowed is not None:
+            # A uniform number of 0 would put an allowed action level with the forbidden ones.
+            uniform.clamp_(min=_TINY)
+        return uniform.log_().div_(p).argmax(-1)
 
     def mode(self) -> Tensor:
         return self.log_probs.argmax(-1)
+
+    def explored(self, epsilon: Tensor) -> Categorical:
+        """(1 - epsilon) of this and epsilon of the uniform one over what is allowed; epsilon is [...]."""
+        epsilon = epsilon.unsqueeze(-1)
+        if self.allowed is None:
+            log_num = torch.full_like(epsilon, math.log(self.log_probs.shape[-1]))
+        else:
+            log_num = self.allowed.sum(-1, keepdim=True).log()
+        mixed = torch.logaddexp(self.log_probs + torch.log1p(-epsilon), epsilon.log() - log_num)
+        return Categorical(mixed, self.allowed)
 
 
 class DiagonalGaussian:
@@ -70,9 +89,7 @@ class DiagonalGaussian:
         self.shape = shape
 
     def log_prob(self, action: Tensor) -> Tensor:
-        flat = action.reshape(self.mean.shape)
-        z = (flat - self.mean) * (-self.log_std).exp()
-        return (-0.5 * z * z - self.log_std - _LOG_SQRT_2PI).sum(-1)
+        return gaussian_log_prob(action.reshape(self.mean.shape), self.mean, self.log_std)
 
     def entropy(self) -> Tensor:
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum(-1)
@@ -85,3 +102,9 @@ class DiagonalGaussian:
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.reshape(*flat.shape[:-1], *self.shape)
+
+
+def gaussian_log_prob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """[...]: log density of independent normals at `x`, summed over the last dimension."""
+    z = (x - mean) * (-log_std).exp()
+    return (-0.5 * z * z - log_std - _LOG_SQRT_2PI).sum(-1)

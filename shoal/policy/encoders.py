@@ -1,93 +1,104 @@
-"""Encoders: from the arrays of an observation to one vector of features.
+"""Which encoder an observation gets: from its arrays [N, ...] to one vector of features [N, F].
 
-Built by `shoal.policy.network`. Used by inference ([B, ...]) and by the learner ([T+1, B, ...]).
-One thread at a time.
+Images go through the convolutions that `policy.network` names, everything else flattened through the MLP;
+the features of all are concatenated. Or all arrays go through an encoder of the user's own. Built by
+`shoal.policy.trunk`, for inference and for the learner alike. One thread at a time.
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from shoal.config.tree import PolicySection
 from shoal.errors import UserError
+from shoal.policy.conv import NETWORKS, ImageEncoder, ImageNetwork
+from shoal.policy.images import MAX_CHANNELS, ImageLayout, image_layout
+from shoal.policy.mlp import MlpEncoder
+from shoal.policy.own_encoder import OwnEncoder
 from shoal.records import ArraySpec
 
-# A spec comes off a socket: it must not be able to ask for a layer of any size.
-MAX_INPUTS = 1 << 20
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+class ImagesEncoder(nn.Module):
+    """An encoder for each image, and an MLP for the other arrays if there are any."""
 
-
-def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
-    """A layer with orthogonal weights and no bias at the start."""
-    layer = nn.Linear(num_in, num_out)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class ArrayInput(nn.Module):
-    """One array as floats [..., width]: categories one-hot, uint8 scaled to [0, 1], the rest as it is."""
-
-    categories: Tensor
-
-    def __init__(self, spec: ArraySpec) -> None:
+    def __init__(self, images: dict[str, ImageEncoder], rest: MlpEncoder | None) -> None:
         super().__init__()
-        self.rank = len(spec.shape)
-        self.width = math.prod(spec.shape) * max(1, spec.num_categories)
-        self.one_hot = spec.num_categories > 0
-        self.scale = 1.0 / 255.0 if spec.dtype == "uint8" and not self.one_hot else 1.0
-        if self.width > MAX_INPUTS:
-            raise UserError(
-                f"{spec.name} has {self.width} inputs for the network (limit {MAX_INPUTS}): "
-                "wrap the environment so that it shows less"
-            )
-        num_categories = spec.num_categories if self.one_hot else 0
-        self.register_buffer("categories", torch.arange(num_categories), persistent=False)
-
-    def forward(self, array: Tensor) -> Tensor:
-        leading = array.shape[: array.ndim - self.rank]
-        if self.one_hot:
-            # Compared, not scattered: a category out of range becomes zeros instead of a crash.
-            flat = array.to(torch.int64).unsqueeze(-1) == self.categories
-            return flat.to(torch.float32).reshape(*leading, self.width)
-        flat = array.to(torch.float32)
-        if self.scale != 1.0:
-            flat = flat * self.scale
-        return flat if self.rank == 1 else flat.reshape(*leading, self.width)
-
-
-class MlpEncoder(nn.Module):
-    """All arrays flattened and concatenated, then the hidden layers."""
-
-    def __init__(self, config: PolicySection, observation: tuple[ArraySpec, ...]) -> None:
-        super().__init__()
-        if not observation:
-            raise UserError("the environment shows no observation: nothing to learn from")
-        self.names = tuple(spec.name for spec in observation)
-        inputs = [ArrayInput(spec) for spec in observation]
-        self.inputs = nn.ModuleList(inputs)
-        width = sum(array.width for array in inputs)
-        if not 0 < width <= MAX_INPUTS:
-            raise UserError(
-                f"the observation has {width} inputs for the network (limits 1 and {MAX_INPUTS}): "
-                "wrap the environment so that it shows more or less"
-            )
-        gain = nn.init.calculate_gain(config.activation)
-        layers: list[nn.Module] = []
-        for units in config.hidden_sizes:
-            layers += [linear(width, units, gain), _ACTIVATIONS[config.activation]()]
-            width = units
-        self.hidden = nn.Sequential(*layers)
-        self.num_features = width
+        self.names = tuple(images)
+        self.images = nn.ModuleList(images.values())
+        self.rest = rest
+        self.num_features = sum(image.num_features for image in images.values())
+        self.num_features += rest.num_features if rest is not None else 0
 
     def forward(self, observation: dict[str, Tensor]) -> Tensor:
-        arrays = [
-            to_floats(observation[name]) for name, to_floats in zip(self.names, self.inputs, strict=True)
-        ]
-        features = arrays[0] if len(arrays) == 1 else torch.cat(arrays, dim=-1)
-        encoded: Tensor = self.hidden(features)
-        return encoded
+        parts = [encode(observation[name]) for name, encode in zip(self.names, self.images, strict=True)]
+        if self.rest is not None:
+            parts.append(self.rest(observation))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+Encoder = MlpEncoder | ImagesEncoder | OwnEncoder
+
+
+def build_encoder(
+    config: PolicySection, observation: tuple[ArraySpec, ...], hidden_sizes: tuple[int, ...]
+) -> Encoder:
+    """`observation` is as the environment shows it; the encoder sees stacks of `config.frame_stack`."""
+    if not observation:
+        raise UserError("the environment shows no observation: nothing to learn from")
+    stacks = tuple(_stacked(array, config.frame_stack) for array in observation)
+    if ":" in config.network:
+        return OwnEncoder(config.network, config.network_kwargs, stacks)
+    if config.network_kwargs:
+        raise UserError(
+            "policy.network_kwargs are for an encoder of your own, and policy.network is "
+            f"{config.network!r}: leave them out"
+        )
+    if config.network == "mlp":
+        return MlpEncoder(stacks, hidden_sizes, config.activation)
+    network = _image_network(config.network)
+    layouts = _images(observation, network)
+    if not layouts and config.network != "auto":
+        raise _no_image(config.network, network, observation)
+    rest = tuple(array for array in stacks if array.name not in layouts)
+    mlp = MlpEncoder(rest, hidden_sizes, config.activation) if rest else None
+    if mlp is not None and not layouts:
+        return mlp
+    images = {name: ImageEncoder(network, layout, config.frame_stack) for name, layout in layouts.items()}
+    return ImagesEncoder(images, mlp)
+
+
+def _stacked(array: ArraySpec, num_frames: int) -> ArraySpec:
+    return array if num_frames == 1 else replace(array, shape=(num_frames, *array.shape))
+
+
+def _image_network(name: str) -> ImageNetwork:
+    found = NETWORKS.get("nature_cnn" if name == "auto" else name)
+    if found is None:
+        known = ", ".join(("auto", "mlp", *NETWORKS))
+        raise UserError(
+            f"policy.network is {name!r}: known are {known}, and of your own `module:factory` or "
+            "`file.py:factory`"
+        )
+    return found
+
+
+def _images(observation: tuple[ArraySpec, ...], network: ImageNetwork) -> dict[str, ImageLayout]:
+    """Those that are large enough for the network; smaller ones go through the MLP."""
+    layouts = {array.name: image_layout(array) for array in observation}
+    return {
+        name: layout
+        for name, layout in layouts.items()
+        if layout is not None and min(layout.height, layout.width) >= network.min_side
+    }
+
+
+def _no_image(name: str, network: ImageNetwork, observation: tuple[ArraySpec, ...]) -> UserError:
+    shown = ", ".join(array.describe() for array in observation)
+    return UserError(
+        f"policy.network is {name!r}, but the observation holds no image for it: {shown}. An image is uint8 "
+        f"[H, W], [H, W, C] or [C, H, W] with C at most {MAX_CHANNELS}, and H and W at least "
+        f"{network.min_side}: set policy.network to 'auto' or 'mlp', or wrap the environment"
+    )

@@ -14,6 +14,7 @@ from shoal.wire.specs import (
 from shoal.wire.tensors import columns_from_proto, tensor_from_proto, tensor_to_proto, write_columns
 from shoal.wire.trajectories import (
     check_columns,
+    check_payload,
     decode_columns,
     decode_sequence,
     decode_trajectory,
@@ -25,6 +26,7 @@ __all__ = [
     "array_spec_from_proto",
     "array_spec_to_proto",
     "check_columns",
+    "check_payload",
     "check_protocol_version",
     "columns_from_proto",
     "decode_columns",

@@ -124,6 +124,14 @@ def decode_columns(payload: bytes, limits: LimitsSection) -> Columns:
     return _read_columns(message, layout)
 
 
+def check_payload(payload: bytes, limits: LimitsSection) -> None:
+    """Raises InvalidArgumentError if rows or a trajectory, whichever it is, cannot be read whole."""
+    message = _parse(payload)
+    _read_columns(
+        message, _layout_from_proto(message.layout, limits.max_tensor_bytes, limits.max_trajectory_bytes)
+    )
+
+
 def _write_columns(columns: Columns, message: trajectory_pb2.Trajectory) -> None:
     arrays = {name: codec.encodable(array) for name, array in columns.items()}
     message.layout, layout = _layout_of(tuple([(n, a.dtype, a.shape) for n, a in arrays.items()]))

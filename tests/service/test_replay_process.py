@@ -30,6 +30,27 @@ def scrape(address: str) -> dict[tuple[str, str], float]:
     }
 
 
+def test_of_several_policies_each_has_a_table_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        policies = "env.policies={red: [red_*], blue: ['*']}"
+        shard = ShardProcess(tmp_path, "a", policies, "replay.tables={train: {durability: wal}, other: {}}")
+        async with asyncio.timeout(60), shard_processes(shard):
+            client = shard.client()
+            tables = {stats.table: stats.durability for stats in await client.stats()}
+            assert tables == {"other": "memory", "train-red": "wal", "train-blue": "wal"}
+            append = await client.open_append(LIFE, "train-red")
+            await append.send(append_of(0, payload(0)))
+            assert (await append.receive()).outcome is Outcome.STORED
+            assert [s.num_items for s in await client.stats()] == [0, 1, 0]
+            await append.close()
+            await client.close()
+        assert sorted(path.name for path in shard.files.iterdir()) == ["lock", "train-blue", "train-red"]
+        clashing = ShardProcess(tmp_path, "b", policies, "replay.tables={train: {}, train-red: {}}")
+        assert "'replay.tables.train-red': policy 'red'" in await clashing.refuses_to_start()
+
+    asyncio.run(main())
+
+
 def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
     async def main() -> None:
         shard = ShardProcess(tmp_path, "a", "replay.tables={train: {max_items: 2}}")

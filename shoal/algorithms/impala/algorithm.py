@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.algorithms.algorithm import Batch, LossOutput
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.config.algorithms import ImpalaConfig
-from shoal.policy.network import Policy
+from shoal.policy.network import ActorCritic, Policy
 from shoal.records import LOG_PROB, ArraySpec
 
 
@@ -18,4 +18,5 @@ class Impala:
         self._config = config
 
     def loss(self, policy: Policy, batch: Batch) -> LossOutput:
+        assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
         return impala_loss(policy, batch, self._config)

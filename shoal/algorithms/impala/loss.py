@@ -3,7 +3,7 @@
 Pure function. Sums of the paper are means over valid steps here, so that the learning rate does not
 depend on the batch size. Nothing waits for the device.
 
-Legend: T transitions, S = T + 1 rows, B environments, P parameters of the action distribution.
+Legend: T transitions, S = T + 1 rows, B environments, P parameters of the action distribution, A actions.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor
 from shoal.algorithms.algorithm import Batch, LossOutput
 from shoal.algorithms.impala.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
-from shoal.policy.network import Policy
-from shoal.records import LOG_PROB
+from shoal.policy.network import ActorCritic
+from shoal.records import ACTION_MASK, LOG_PROB
 
 
-def impala_loss(policy: Policy, batch: Batch, config: ImpalaConfig) -> LossOutput:
-    params_SBP, value_SB = policy(batch.observation)
-    pi = policy.distribution(params_SBP[:-1])
+def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> LossOutput:
+    params_SBP, value_SB = policy(batch.observation, batch.first_SB, batch.state)
+    mask_SBA = batch.observation.get(ACTION_MASK)
+    pi = policy.distribution(params_SBP[:-1], None if mask_SBA is None else mask_SBA[:-1])
     log_pi_TB = pi.log_prob(batch.action_SB[:-1])
     log_mu_TB = batch.behaviour[LOG_PROB][:-1]
 

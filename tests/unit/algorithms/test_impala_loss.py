@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import cast
 
 import pytest
 import torch
@@ -14,33 +13,43 @@ from shoal.algorithms.algorithm import Batch, build_algorithm
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.impala.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
+from shoal.config.tree import PolicySection
 from shoal.policy.distributions import Categorical
-from shoal.policy.network import Policy, PolicyOutput
+from shoal.policy.masks import allowed_actions
+from shoal.policy.network import ActorCritic, Choice, PolicyOutput, build_policy
+from shoal.records import ACTION_MASK, ActionSpec, DiscreteAction, MultiDiscreteAction
+from tests.unit.policy.stepping import (
+    VECTOR,
+    episode_starts,
+    mask_of,
+    observe,
+    outputs_of,
+    random_state,
+    spec_of,
+    step_through,
+)
 
 CONFIG = ImpalaConfig(discount=0.9, value_cost=0.7, entropy_cost=0.05)
 NUM_STEPS, NUM_ENVS, NUM_ACTIONS = 5, 3, 4
 
 
-class TablePolicy(nn.Module):
+class TablePolicy(ActorCritic):
     """Logits and value of every row and environment are parameters of their own: gradients are per step."""
 
     def __init__(self) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         generator = torch.Generator().manual_seed(1)
         rows = NUM_STEPS + 1
         self.logits = nn.Parameter(torch.randn(rows, NUM_ENVS, NUM_ACTIONS, generator=generator))
         self.value = nn.Parameter(torch.randn(rows, NUM_ENVS, generator=generator))
 
-    def forward(self, observation: dict[str, Tensor]) -> PolicyOutput:
+    def forward(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> PolicyOutput:
         return PolicyOutput(self.logits, self.value)
 
-    def distribution(self, params: Tensor) -> Categorical:
-        return Categorical(params)
-
-
-def table_policy() -> tuple[TablePolicy, Policy]:
-    table = TablePolicy()
-    return table, cast(Policy, table)
+    def distribution(self, params: Tensor, mask: Tensor | None = None) -> Categorical:
+        return Categorical(params, None if mask is None else allowed_actions(mask))
 
 
 def make_batch() -> Batch:
@@ -68,12 +77,12 @@ AUTORESET = ((2, 1), (3, 2))
 
 
 def test_value_against_plain_loops() -> None:
-    table, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
-    log_probs = torch.log_softmax(table.logits.detach(), dim=-1)
+    log_probs = torch.log_softmax(policy.logits.detach(), dim=-1)
     log_pi = log_probs.gather(-1, batch.action_SB.unsqueeze(-1)).squeeze(-1)
     valid = ~batch.first_SB[1:]
-    value = table.value.detach()
+    value = policy.value.detach()
     targets = vtrace(
         log_rho_TB=(log_pi - batch.behaviour["log_prob"])[:-1],
         reward_TB=batch.reward_SB[:-1],
@@ -106,17 +115,17 @@ def test_value_against_plain_loops() -> None:
 
 def test_gradient_is_that_of_the_paper() -> None:
     """Value: V - v_s. Policy: rho A (p - onehot) when nothing else is asked for. Per step, over the mean."""
-    table, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     config = CONFIG.model_copy(update={"entropy_cost": 0.0, "value_cost": 1.0})
     impala_loss(policy, batch, config).loss.backward()
-    probs = torch.softmax(table.logits.detach(), dim=-1)
+    probs = torch.softmax(policy.logits.detach(), dim=-1)
     log_pi = probs.log().gather(-1, batch.action_SB.unsqueeze(-1)).squeeze(-1)
     targets = vtrace(
         log_rho_TB=(log_pi - batch.behaviour["log_prob"])[:-1],
         reward_TB=batch.reward_SB[:-1],
         discount_TB=(~batch.terminated_SB[:-1]).float() * 0.9,
-        value_SB=table.value.detach(),
+        value_SB=policy.value.detach(),
         valid_TB=(~batch.first_SB[1:]).float(),
         rho_clip=1.0,
         c_clip=1.0,
@@ -125,26 +134,26 @@ def test_gradient_is_that_of_the_paper() -> None:
     num_valid = NUM_STEPS * NUM_ENVS - len(AUTORESET)
     chosen = nn.functional.one_hot(batch.action_SB[:-1], NUM_ACTIONS)
     expected_logits = targets.advantage_TB.unsqueeze(-1) * (probs[:-1] - chosen) / num_valid
-    expected_value = (table.value.detach()[:-1] - targets.vs_TB) / num_valid
-    assert table.logits.grad is not None
-    assert table.value.grad is not None
-    torch.testing.assert_close(table.logits.grad[:-1], expected_logits)
-    torch.testing.assert_close(table.value.grad[:-1], expected_value)
-    assert table.logits.grad[-1].abs().max() == 0
-    assert table.value.grad[-1].abs().max() == 0
+    expected_value = (policy.value.detach()[:-1] - targets.vs_TB) / num_valid
+    assert policy.logits.grad is not None
+    assert policy.value.grad is not None
+    torch.testing.assert_close(policy.logits.grad[:-1], expected_logits)
+    torch.testing.assert_close(policy.value.grad[:-1], expected_value)
+    assert policy.logits.grad[-1].abs().max() == 0
+    assert policy.value.grad[-1].abs().max() == 0
 
 
 def test_autoreset_steps_count_for_nothing() -> None:
     """Their action, reward and log probability may be anything; they get no gradient either."""
-    table, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     reference = impala_loss(policy, batch, CONFIG)
     reference.loss.backward()
-    assert table.logits.grad is not None
-    assert table.value.grad is not None
+    assert policy.logits.grad is not None
+    assert policy.value.grad is not None
     for t, b in AUTORESET:
-        assert table.logits.grad[t, b].abs().max() == 0
-        assert table.value.grad[t, b] == 0
+        assert policy.logits.grad[t, b].abs().max() == 0
+        assert policy.value.grad[t, b] == 0
 
     action, reward = batch.action_SB.clone(), batch.reward_SB.clone()
     log_mu = batch.behaviour["log_prob"].clone()
@@ -158,14 +167,14 @@ def test_autoreset_steps_count_for_nothing() -> None:
 
 def test_termination_cuts_and_truncation_does_not() -> None:
     """V of the final observation reaches the step before it after a truncation only."""
-    _, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     before = impala_loss(policy, batch, CONFIG).loss
 
     def moved(row: int, env: int) -> Tensor:
-        table, other = table_policy()
+        other = TablePolicy()
         with torch.no_grad():
-            table.value[row, env] += 10.0
+            other.value[row, env] += 10.0
         return impala_loss(other, batch, CONFIG).loss
 
     torch.testing.assert_close(moved(2, 1), before)
@@ -173,10 +182,10 @@ def test_termination_cuts_and_truncation_does_not() -> None:
 
 
 def test_descending_raises_good_actions_and_fits_values() -> None:
-    table, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     config = CONFIG.model_copy(update={"entropy_cost": 0.0})
-    optimiser = torch.optim.SGD(table.parameters(), lr=0.5)
+    optimiser = torch.optim.SGD(policy.parameters(), lr=0.5)
     first = impala_loss(policy, batch, config).metrics["value_loss"]
     for _ in range(200):
         optimiser.zero_grad()
@@ -188,7 +197,7 @@ def test_descending_raises_good_actions_and_fits_values() -> None:
 
 
 def test_reward_scale_scales_rewards_and_nothing_else() -> None:
-    _, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     scaled = impala_loss(policy, batch, CONFIG.model_copy(update={"reward_scale": 0.25}))
     by_hand = impala_loss(policy, replace(batch, reward_SB=batch.reward_SB * 0.25), CONFIG)
@@ -196,7 +205,7 @@ def test_reward_scale_scales_rewards_and_nothing_else() -> None:
 
 
 def test_metrics_are_detached_scalars() -> None:
-    _, policy = table_policy()
+    policy = TablePolicy()
     output = build_algorithm(CONFIG).loss(policy, make_batch())
     assert set(output.metrics) == {"policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance"}
     assert not any(tensor.requires_grad for tensor in output.metrics.values())
@@ -205,7 +214,53 @@ def test_metrics_are_detached_scalars() -> None:
 
 
 def test_a_batch_without_valid_steps_is_no_loss() -> None:
-    _, policy = table_policy()
+    policy = TablePolicy()
     batch = make_batch()
     output = impala_loss(policy, replace(batch, first_SB=torch.ones_like(batch.first_SB)), CONFIG)
     assert output.loss.item() == 0.0
+
+
+def test_forbidden_actions_get_no_gradient_and_no_entropy() -> None:
+    policy = TablePolicy()
+    batch = make_batch()
+    mask = torch.ones(NUM_STEPS + 1, NUM_ENVS, NUM_ACTIONS, dtype=torch.int8)
+    mask.scatter_(-1, ((batch.action_SB + 1) % NUM_ACTIONS).unsqueeze(-1), 0)
+    output = impala_loss(policy, replace(batch, observation={ACTION_MASK: mask}), CONFIG)
+    output.loss.backward()
+
+    assert policy.logits.grad is not None
+    assert policy.logits.grad[mask == 0].abs().max() == 0
+    assert policy.logits.grad[:-1][mask[:-1] == 1].abs().max() > 0
+    # As if there were one action less.
+    assert 0.0 < output.metrics["entropy"].item() < math.log(NUM_ACTIONS - 1)
+
+
+@pytest.mark.parametrize(("action", "num"), [(DiscreteAction(5), 5), (MultiDiscreteAction((2, 3)), 5)])
+@pytest.mark.parametrize("settings", [{}, {"recurrent": "lstm", "frame_stack": 3}])
+def test_what_the_policy_did_itself_is_on_policy(
+    action: ActionSpec, num: int, settings: dict[str, object]
+) -> None:
+    """Acted step by step with masks and memory, learned from as an unroll: all ratios are 1."""
+    spec = spec_of(action, VECTOR, mask_of(num))
+    policy = build_policy(PolicySection.model_validate(settings), spec)
+    assert isinstance(policy, ActorCritic)
+    seen, first, state = observe(spec, 6, 4), episode_starts(6, 4), random_state(policy, 4)
+    acted = step_through(policy, seen, first, state, Choice())
+    none = torch.zeros(6, 4, dtype=torch.bool)
+    batch = Batch(
+        observation=seen,
+        action_SB=outputs_of(acted, "action"),
+        reward_SB=torch.randn(6, 4),
+        terminated_SB=none,
+        truncated_SB=none,
+        first_SB=first,
+        behaviour={"log_prob": outputs_of(acted, "log_prob")},
+        state=state,
+    )
+    # Neither clip is reached.
+    output = build_algorithm(CONFIG.model_copy(update={"rho_clip": 9.0, "c_clip": 9.0})).loss(policy, batch)
+    assert output.metrics["mean_rho"].item() == pytest.approx(1.0, abs=1e-5)
+    output.loss.backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in policy.parameters()
+    )

@@ -269,6 +269,13 @@ def test_verify_of_sound_files(shard: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out)["sound"] is True
 
 
+def test_verify_of_unrolls_with_the_state_before_them(tmp_path: Path) -> None:
+    first, core = np.zeros((3, 1), np.bool_), np.ones((1, 1, 40), np.float32)
+    data = encode_trajectory(Trajectory({"reward": np.zeros((3, 1)), "initial.core": core, FIRST: first}))
+    write_segment(tmp_path / "train", 1, [state(), inserted(1, [data], [0.5])])
+    assert check(tmp_path).is_sound
+
+
 def test_verify_finds_every_flipped_byte(tmp_path: Path) -> None:
     path = write_segment(
         tmp_path / "train", 1, [state(), inserted(1, [payload(1.0)], [0.5]), state([1], [1.0])]

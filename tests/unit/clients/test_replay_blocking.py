@@ -92,6 +92,22 @@ def test_unrolls_continue_each_other_unless_they_say_no() -> None:
     assert inner.steps == [(0, 0), (4, 1), (9, 2), (13, 3)]
 
 
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_the_state_before_an_unroll_goes_with_each_environment(num_envs: int | None) -> None:
+    writer, inner = blocking()
+    envs = () if num_envs is None else (num_envs,)
+    core = np.arange(3 * (num_envs or 1), dtype=np.float32).reshape(1, *envs, 3)
+    writer.append({**unroll(0, num_envs), "initial.core": core})
+    decoded = [decode_trajectory(payload, LimitsSection()) for payload in inner.taken]
+    assert len(decoded) == (num_envs or 1)
+    for env, trajectory in enumerate(decoded):
+        np.testing.assert_array_equal(trajectory.columns["initial.core"], core.reshape(1, -1, 1, 3)[:, env])
+    # A row for each step, and no row for what is no axis of environments either.
+    for wrong in (np.repeat(core, NUM_STEPS + 1, axis=0), core[0]):
+        with pytest.raises(InvalidArgumentError, match=r"'initial.core' has shape .*: a state has one row"):
+            writer.append({**unroll(1, num_envs), "initial.core": wrong})
+
+
 @pytest.mark.parametrize("error", [UnavailableError("no room"), KeyboardInterrupt()])
 def test_an_unroll_that_is_appended_again_continues_the_one_before(error: BaseException) -> None:
     writer, inner = blocking()

@@ -45,9 +45,12 @@ def obvious_decode(encoded: Encoded) -> list[int]:
         raw = lz4.block.decompress(raw, uncompressed_size=encoded.raw_bytes)
     values = list(raw)
     if encoded.codec is Codec.DELTA_LZ4:
-        row_bytes = math.prod(encoded.shape[1:])
-        for i in range(row_bytes, len(values)):
-            values[i] = (values[i] + values[i - row_bytes]) % 256
+        shape = encoded.shape
+        axis = 2 if len(shape) >= 5 and shape[0] == 1 else 0
+        frame_bytes = math.prod(shape[axis + 1 :])
+        for i in range(len(values)):
+            if i // frame_bytes % shape[axis]:
+                values[i] = (values[i] + values[i - frame_bytes]) % 256
     return values
 
 
@@ -66,6 +69,23 @@ frames = st.builds(
 )
 
 
+def frames_before(num_envs: int, num_frames: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """[1, E, frames, ...]: what environments showed before the first row of an unroll."""
+    by_time = np.concatenate(
+        [sparse_frames(num_frames, shape, seed + env) for env in range(num_envs)], axis=1
+    )
+    return np.ascontiguousarray(by_time.swapaxes(0, 1))[np.newaxis]
+
+
+stacks = st.builds(
+    frames_before,
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from([(2, 2), (16, 16), (16, 17), (4, 8, 9)]),
+    st.integers(0, 1 << 30),
+)
+
+
 def check_against_the_obvious(array: np.ndarray, encoded: Encoded) -> None:
     assert encoded.raw_bytes == array.nbytes
     assert len(encoded.data) <= array.nbytes
@@ -78,12 +98,12 @@ def test_decoding_agrees_with_an_obvious_decoder(array: np.ndarray, compress: bo
     check_against_the_obvious(array, encode(array, compress=compress))
 
 
-@given(frames)
+@given(st.one_of(frames, stacks))
 def test_decoding_frames_agrees_with_an_obvious_decoder(array: np.ndarray) -> None:
     check_against_the_obvious(array, encode(array))
 
 
-@given(st.one_of(arrays, frames).filter(lambda array: array.nbytes > 0), st.data())
+@given(st.one_of(arrays, frames, stacks).filter(lambda array: array.nbytes > 0), st.data())
 def test_every_corruption_of_the_data_is_refused(array: np.ndarray, data: st.DataObject) -> None:
     encoded = encode(array)
     position = data.draw(st.integers(0, len(encoded.data) - 1))
@@ -126,6 +146,21 @@ def test_big_endian_arrays_arrive_with_their_values() -> None:
 @pytest.mark.parametrize("width", [2, 17], ids=["narrow", "wide"])
 def test_the_sparse_frames_of_the_properties_are_delta_coded(width: int) -> None:
     assert encode(sparse_frames(40 // width + 5, (16, width), 1)).codec is Codec.DELTA_LZ4
+
+
+def test_frames_before_an_unroll_are_differences_of_each_other() -> None:
+    """They are [1, E, frames, ...]: along the first axis there is nothing to take a difference of."""
+    frame = np.random.default_rng(0).integers(0, 256, (2, 1, 84, 84), dtype=np.uint8)
+    stack = np.repeat(frame, 3, axis=1)[np.newaxis]
+    encoded = encode(stack)
+    assert encoded.codec is Codec.DELTA_LZ4
+    assert len(encoded.data) < 1.1 * frame.nbytes
+    np.testing.assert_array_equal(decode(encoded, MAX_BYTES), stack)
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 84, 84), (1, 2, 1, 84, 84)])
+def test_what_has_no_frame_before_it_is_not_delta_coded(shape: tuple[int, ...]) -> None:
+    assert encode(np.full(shape, 7, np.uint8)).codec is Codec.LZ4
 
 
 def test_frames_are_delta_coded_and_small() -> None:

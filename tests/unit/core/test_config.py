@@ -170,3 +170,25 @@ def test_a_table_that_the_algorithm_cannot_learn_from_is_refused_for_training(
     config = load_config(None, [f"replay.tables.train={table}"], {})
     with pytest.raises(ConfigError, match=expected):
         check_trainable(config)
+
+
+@pytest.mark.parametrize("state", ["policy.frame_stack=4", "policy.recurrent=lstm"])
+def test_a_policy_with_state_needs_more_than_single_transitions(state: str) -> None:
+    for kind in ("queue", "sequence"):
+        check_trainable(load_config(None, [f"replay.tables.train.kind={kind}", state], {}))
+    config = load_config(None, ["replay.tables.train.kind=transition", state], {})
+    with pytest.raises(
+        ConfigError, match=r"'replay.tables.train.kind': single transitions hold no state"
+    ) as caught:
+        check_trainable(config)
+    name, _, value = state.partition("=")
+    assert f"{name} is {value}" in str(caught.value).replace("'", "")
+
+
+@pytest.mark.parametrize("kind", ["q", "soft_actor_critic", "deterministic"])
+def test_a_policy_that_the_algorithm_cannot_train_is_refused(kind: str) -> None:
+    config = load_config(None, [f"policy.kind={kind}"], {})
+    with pytest.raises(
+        ConfigError, match=rf"'policy.kind': impala cannot train .* kind '{kind}': set it to actor_critic"
+    ):
+        check_trainable(config)

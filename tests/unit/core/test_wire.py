@@ -18,6 +18,7 @@ from shoal.records import (
     DiscreteAction,
     EnvSpec,
     Episode,
+    MultiDiscreteAction,
     Trajectory,
 )
 from shoal.v1 import spec_pb2, tensor_pb2, trajectory_pb2
@@ -41,6 +42,7 @@ SPECS = [
         ),
         BoxAction((2,), (-1.0, -math.inf), (1.0, math.inf)),
     ),
+    EnvSpec("Game-v0", (ArraySpec("observation", "float32", ()),), MultiDiscreteAction((3, 2, 5))),
 ]
 
 
@@ -66,7 +68,7 @@ def test_specs_round_trip_with_their_hash(spec: EnvSpec) -> None:
 
 
 def test_specs_that_differ_have_different_hashes() -> None:
-    assert SPECS[0].hash() != SPECS[1].hash()
+    assert len({spec.hash() for spec in SPECS}) == len(SPECS)
 
 
 def test_descriptions_name_all_that_matters() -> None:
@@ -75,6 +77,7 @@ def test_descriptions_name_all_that_matters() -> None:
         "Robot-v0: observation.camera uint8[64, 64, 3], observation.mode int64[] of 5 categories"
         " -> Box[2] within -1..1, -inf..inf"
     )
+    assert SPECS[2].describe() == "Game-v0: observation float32[] -> MultiDiscrete([3, 2, 5])"
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,8 @@ def test_descriptions_name_all_that_matters() -> None:
         lambda m: setattr(m.observation[0], "num_categories", -1),
         lambda m: setattr(m.action.discrete, "n", 0),
         lambda m: m.action.box.low.append(1.0),
+        lambda m: m.action.multi_discrete.SetInParent(),
+        lambda m: m.action.multi_discrete.nvec.extend([2, 0]),
     ],
 )
 def test_malformed_specs_are_refused(change) -> None:
@@ -139,7 +144,10 @@ def test_lying_trajectories_are_refused(change, reason: str) -> None:
         (lambda m: m.columns.extend([m.columns[0]] * 300), "303 columns: at most 256"),
         (lambda m: m.columns[0].shape.extend([1] * 1000), "rank 1003"),
         (lambda m: m.columns[0].shape.__setitem__(0, -6), "negative"),
-        (lambda m: m.columns[0].shape.__setitem__(1, 2), "others start"),
+        (
+            lambda m: m.columns[0].shape.__setitem__(1, 2),
+            r"'observation' has shape \[6, 2, 4\] and should start with \[6, 3\]",
+        ),
         (lambda m: setattr(m.columns[1], "dtype", tensor_pb2.DTYPE_FLOAT32), "bool"),
         (lambda m: m.columns[1].shape.__setitem__(0, 1), "T, E >= 1"),
         (lambda m: setattr(m.columns[0], "dtype", 77), "dtype 77"),
@@ -174,6 +182,18 @@ def test_columns_that_share_a_block_are_aligned_and_small_ones_are_compressed_to
     assert len(trajectory_pb2.Trajectory.FromString(payload).blocks) == 1
     got = decode_trajectory(payload, LIMITS)
     assert all(array.flags.aligned for array in got.columns.values())
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 2), (2, 3, 2), (0, 3, 2), (1, 4, 2), (1,), (3, 1)])
+def test_a_state_has_one_row_and_as_many_environments_as_the_rest(shape: tuple[int, ...]) -> None:
+    sent = trajectory()
+    sent.columns["initial.core"] = np.ones((1, 3, 2), np.float32)
+    got = decode_trajectory(encode_trajectory(sent), LIMITS)
+    assert (got.unroll_length, got.num_envs) == (5, 3)
+    np.testing.assert_array_equal(got.columns["initial.core"], sent.columns["initial.core"])
+    sent.columns["initial.core"] = np.ones(shape, np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"'initial.core' has shape .* should start with \[1, 3\]"):
+        decode_trajectory(encode_trajectory(sent), LIMITS)
 
 
 def test_the_whole_trajectory_is_bounded_too() -> None:

@@ -44,6 +44,8 @@ def make_columns(
 def trajectories(draw: st.DrawFn, max_steps: int = 12) -> Trajectory:
     leading = (draw(st.integers(2, max_steps + 1)), draw(st.integers(1, 3)))
     columns = make_columns(draw(specs), leading, draw(st.integers(0, 1 << 30)))
+    state = make_columns(draw(specs), (1, leading[1]), draw(st.integers(0, 1 << 30)))
+    columns |= {f"initial.{name}": array for name, array in state.items()}
     columns["first"] = np.random.default_rng(draw(st.integers(0, 99))).random(leading) < 0.3
     episodes = st.builds(Episode, st.floats(allow_nan=False, allow_infinity=False), st.integers(1, 1 << 62))
     ended = draw(st.lists(episodes, max_size=leading[0] - 1).map(tuple))
@@ -89,7 +91,9 @@ def test_whatever_is_damaged_is_refused_in_an_orderly_way_or_whole(
             got = decode_trajectory(damaged, LIMITS)
         except InvalidArgumentError:
             continue
-        assert all(array.shape[:2] == got.columns["first"].shape for array in got.columns.values())
+        num_rows, num_envs = got.columns["first"].shape
+        for name, array in got.columns.items():
+            assert array.shape[:2] == (1 if name.startswith("initial.") else num_rows, num_envs)
 
 
 @st.composite
@@ -103,9 +107,17 @@ def sequences(draw: st.DrawFn) -> tuple[Trajectory, list[Trajectory]]:
     for start, end in pairwise(sorted(cuts)):
         is_last = end == whole.unroll_length
         ended = [episodes.pop(0) for _ in range(len(episodes) if is_last else min(1, len(episodes)))]
-        columns = {name: array[start : end + 1] for name, array in whole.columns.items()}
+        columns = {
+            name: _state_before(array, start) if name.startswith("initial.") else array[start : end + 1]
+            for name, array in whole.columns.items()
+        }
         parts.append(Trajectory(columns, tuple(ended), whole.stream, whole.first_step + start))
     return whole, parts
+
+
+def _state_before(state: np.ndarray, step: int) -> np.ndarray:
+    """Another one before each part, which is lost when they are joined."""
+    return state if step == 0 else np.logical_not(state).astype(state.dtype)
 
 
 def num_episodes_fit(parts: list[Trajectory]) -> bool:
@@ -151,6 +163,7 @@ def test_joined_by_hand() -> None:
         (unroll(5), "followed by step 5 "),
         (unroll(8), "followed by step 8 "),
         (replace(unroll(4), stream=4), "followed by step 4 of stream 4"),
+        (unroll(4, **{"initial.a": np.zeros((1, 1))}), "differ in their columns: .*'initial.a'"),
         (unroll(4, num_envs=2), "differ in their columns"),
         (unroll(4, more=np.zeros((5, 1))), "differ in their columns: .*'more'"),
         (unroll(4, step=np.zeros((5, 1), np.int32)), "differ in their columns: .*int64.*int32"),

@@ -16,7 +16,15 @@ from services.learner.metrics import PHASES
 from services.learner.ring import BatchRing, Packer
 from shoal.errors import UserError
 from shoal.metrics import Phases
-from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Episode, Trajectory
+from shoal.records import (
+    ArraySpec,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    Episode,
+    MultiDiscreteAction,
+    Trajectory,
+)
 
 SPEC = EnvSpec(
     "Test-v0",
@@ -24,7 +32,11 @@ SPEC = EnvSpec(
     DiscreteAction(5),
 )
 LENGTH = 4
-LAYOUT = BatchLayout(SPEC, (ArraySpec("log_prob", "float32", ()),), LENGTH, batch_envs=4)
+STATE = (
+    ArraySpec("recurrent.h", "float32", (6,)),
+    ArraySpec("frames.observation.image", "uint8", (3, 2, 2)),
+)
+LAYOUT = BatchLayout(SPEC, STATE, (ArraySpec("log_prob", "float32", ()),), LENGTH, batch_envs=4)
 
 
 def make_trajectory(rng: np.random.Generator, num_envs: int) -> Trajectory:
@@ -41,6 +53,9 @@ def make_trajectory(rng: np.random.Generator, num_envs: int) -> Trajectory:
             "policy_version": rng.integers(0, 50, leading),
             "log_prob": rng.normal(size=leading).astype(np.float32),
             "ignored": rng.normal(size=leading).astype(np.float32),
+            "initial.recurrent.h": rng.normal(size=(1, num_envs, 6)).astype(np.float32),
+            "initial.frames.observation.image": rng.integers(0, 255, (1, num_envs, 3, 2, 2)).astype(np.uint8),
+            "initial.ignored": rng.normal(size=(1, num_envs)),
         },
         tuple(Episode(float(rng.normal()), int(rng.integers(100))) for _ in range(rng.integers(3))),
     )
@@ -69,6 +84,10 @@ def test_packing_equals_concatenation(seed: int, sizes: list[int], batch_envs: i
         spec.name: np.concatenate([t.columns[spec.name] for t in trajectories], axis=1)
         for spec in layout.columns()
     }
+    states = {
+        name: np.concatenate([t.columns[name][0] for t in trajectories])
+        for name in ("initial.recurrent.h", "initial.frames.observation.image")
+    }
     ends = np.cumsum(sizes)
     num_batches = int(ends[-1]) // batch_envs
     assert ring.num_ready == num_batches
@@ -78,6 +97,8 @@ def test_packing_equals_concatenation(seed: int, sizes: list[int], batch_envs: i
         part = slice(index * batch_envs, (index + 1) * batch_envs)
         for name, array in whole.items():
             np.testing.assert_array_equal(slot.arrays[name], array[:, part])
+        for name, array in states.items():
+            np.testing.assert_array_equal(slot.arrays[name], array[part])
         valid = ~whole["first"][1:, part]
         assert slot.num_transitions == np.count_nonzero(valid)
         np.testing.assert_array_equal(slot.versions(), whole["policy_version"][:-1, part][valid])
@@ -105,6 +126,11 @@ def test_tensors_share_memory_with_the_columns() -> None:
     np.testing.assert_array_equal(batch.truncated_SB, columns["truncated"])
     np.testing.assert_array_equal(batch.first_SB, columns["first"])
     np.testing.assert_array_equal(batch.behaviour["log_prob"], columns["log_prob"])
+    assert set(batch.state) == {"recurrent.h", "frames.observation.image"}
+    for name, tensor in batch.state.items():
+        np.testing.assert_array_equal(tensor, columns[f"initial.{name}"][0])
+    assert batch.state["recurrent.h"].shape == (4, 6)
+    assert batch.state["frames.observation.image"].dtype == torch.uint8
     assert batch.action_SB.dtype == torch.int64
     assert batch.first_SB.dtype == torch.bool
 
@@ -147,6 +173,19 @@ BAD_ACTION[1, 1] = 5
         ),
         (changed("reward", np.full(SHAPE, np.nan, np.float32)), "'reward' holds NaN or infinity"),
         (changed("log_prob", np.full(SHAPE, -np.inf, np.float32)), "'log_prob' holds NaN or infinity"),
+        (changed("initial.recurrent.h", None), "no column 'initial.recurrent.h' among observation.position"),
+        (
+            changed("initial.recurrent.h", np.zeros((1, 2, 7), np.float32)),
+            "'initial.recurrent.h' is float32[7] instead of float32[6]",
+        ),
+        (
+            changed("initial.frames.observation.image", np.zeros((1, 2, 3, 2, 2), np.float32)),
+            "float32[3, 2, 2] instead of uint8[3, 2, 2]",
+        ),
+        (
+            changed("initial.recurrent.h", np.full((1, 2, 6), np.inf, np.float32)),
+            "'initial.recurrent.h' holds NaN or infinity",
+        ),
         (changed("action", BAD_ACTION), "actions from 0 to 5 instead of 0 to 4"),
         (changed("action", -BAD_ACTION), "actions from -5 to 0 instead of 0 to 4"),
     ],
@@ -158,7 +197,10 @@ def test_what_does_not_fit_is_named(trajectory: Trajectory, said: str) -> None:
 
 
 def test_another_unroll_length_is_named() -> None:
-    shorter = {name: a[:-1] for name, a in make_trajectory(np.random.default_rng(4), 2).columns.items()}
+    shorter = {
+        name: array if name.startswith("initial.") else array[:-1]
+        for name, array in make_trajectory(np.random.default_rng(4), 2).columns.items()
+    }
     problem = LAYOUT.why_unusable(Trajectory(shorter))
     assert problem is not None
     assert problem.startswith("3 transitions per env instead of 4: actor.unroll_length")
@@ -167,7 +209,7 @@ def test_another_unroll_length_is_named() -> None:
 def test_more_memory_than_there_is() -> None:
     wide = EnvSpec("Wide-v0", (ArraySpec("observation", "float32", (1 << 45,)),), DiscreteAction(2))
     with pytest.raises(UserError, match=r"cannot allocate 3 batches of \d+ bytes .*learner\.batch_envs"):
-        make_slots(BatchLayout(wide, (), 20, 64), torch.device("cpu"), 3)
+        make_slots(BatchLayout(wide, (), (), 20, 64), torch.device("cpu"), 3)
     assert LAYOUT.nbytes == sum(
         array.nbytes for array in BatchSlot(LAYOUT, torch.device("cpu")).arrays.values()
     )
@@ -176,8 +218,30 @@ def test_more_memory_than_there_is() -> None:
 def test_what_fits_is_fine() -> None:
     assert LAYOUT.why_unusable(make_trajectory(np.random.default_rng(5), 2)) is None
     box = EnvSpec("Box-v0", (ArraySpec("observation", "float32", ()),), BoxAction((2,), (-1, -1), (1, 1)))
-    layout = BatchLayout(box, (), 1, 1)
+    layout = BatchLayout(box, (), (), 1, 1)
     columns: dict[str, np.ndarray] = {
         spec.name: np.full((2, 3, *spec.shape), 7).astype(spec.dtype) for spec in layout.columns()
     }
     assert layout.why_unusable(Trajectory(columns)) is None
+
+
+@pytest.mark.parametrize(
+    ("worst", "said"),
+    [
+        ((2, 4), None),
+        ((3, 0), "actions from [0, 0] to [3, 0] instead of 0 to [2, 4]"),
+        ((0, 5), "actions from [0, 0] to [0, 5] instead of 0 to [2, 4]"),
+        ((0, -1), "actions from [0, -1] to [0, 0] instead of 0 to [2, 4]"),
+    ],
+)
+def test_each_element_of_an_action_has_its_own_range(worst: tuple[int, int], said: str | None) -> None:
+    spec = EnvSpec("Multi-v0", (ArraySpec("observation", "float32", ()),), MultiDiscreteAction((3, 5)))
+    layout = BatchLayout(spec, (), (), 1, 1)
+    columns: dict[str, np.ndarray] = {
+        spec.name: np.zeros((2, 3, *spec.shape), spec.dtype) for spec in layout.columns()
+    }
+    columns["action"][1, 2] = worst
+    assert layout.why_unusable(Trajectory(columns)) == said
+    slot = BatchSlot(layout, torch.device("cpu"))
+    slot.fill(Trajectory(columns), 2, 1)
+    np.testing.assert_array_equal(slot.on_device().action_SB[1, 0], worst)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from services.learner.__main__ import _take_run_dir
-from services.learner.checkpoint import CheckpointStore
 from services.learner.files import DirectoryLock, replace_durably
+from services.learner.metrics import LearnerMetrics
+from services.learner.parts import build_parts, take_run_dir
 from services.learner.result import RunResult, clear_result, write_result
+from shoal.config import Config, load_config
 from shoal.errors import UserError
 
 
@@ -28,39 +31,89 @@ def test_a_directory_has_one_learner_at_a_time(tmp_path: Path) -> None:
     DirectoryLock(tmp_path).release()
 
 
-def test_a_second_learner_leaves_the_first_ones_files(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "run" / "checkpoints", 3)
-    lock = _take_run_dir(tmp_path / "run", store)
-    being_written = store.path / ".tmp-000001-step-5"
+def config_of(run_dir: Path, *overrides: str) -> Config:
+    return load_config(None, [f"run.dir={run_dir}", *overrides], {})
+
+
+TWO = "env.policies={red: [red_*], blue: ['*']}"
+
+
+@pytest.mark.parametrize(("overrides", "where"), [((), ""), ((TWO,), "policies/blue")])
+def test_a_second_learner_leaves_the_first_ones_files(
+    tmp_path: Path, overrides: tuple[str, ...], where: str
+) -> None:
+    config = config_of(tmp_path / "run", *overrides)
+    lock = take_run_dir(config)
+    being_written = tmp_path / "run" / where / "checkpoints" / ".tmp-000001-step-5"
     being_written.mkdir()
     with pytest.raises(UserError, match="another learner is running"):
-        _take_run_dir(tmp_path / "run", store)
+        take_run_dir(config)
     assert being_written.exists()
     lock.release()
-    _take_run_dir(tmp_path / "run", store).release()
+    take_run_dir(config).release()
     assert not being_written.exists(), "a dead writer's leftover is cleared"
+
+
+def test_each_policy_has_its_place_and_no_result_of_an_earlier_session(tmp_path: Path) -> None:
+    config = config_of(tmp_path, TWO)
+    take_run_dir(config).release()
+    results = [
+        tmp_path / "result.json",
+        *(tmp_path / f"policies/{name}/result.json" for name in ("red", "blue")),
+    ]
+    for path in results:
+        path.write_text("{}")
+    take_run_dir(config).release()
+    assert not any(path.exists() for path in results)
+
+    async def build() -> list[Path]:
+        parts = build_parts(config, LearnerMetrics(CollectorRegistry()))
+        assert [part.meter.policy for part in parts] == ["red", "blue"]
+        assert [part.versions.next() for part in parts] == [0, 0]
+        return [part.store.path for part in parts]
+
+    assert asyncio.run(build()) == [tmp_path / f"policies/{name}/checkpoints" for name in ("red", "blue")]
+    assert (tmp_path / "policies" / "red" / "policy_version").exists()
+    assert not (tmp_path / "policy_version").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ((), (TWO,), "has one policy and env.policies asks for several"),
+        ((TWO,), (), "several policies .* asks for one"),
+    ],
+)
+def test_checkpoints_that_would_not_be_found_are_not_passed_over_in_silence(
+    tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...], said: str
+) -> None:
+    take_run_dir(config_of(tmp_path, *before)).release()
+    with pytest.raises(UserError, match=rf"{said}.*or use another run\.dir"):
+        take_run_dir(config_of(tmp_path, *after))
+    take_run_dir(config_of(tmp_path, *before)).release()
 
 
 @pytest.mark.parametrize("name", [".lock", "result.json"])
 def test_a_directory_in_the_way_is_the_users_to_mend(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=rf"cannot write to {tmp_path}/{name}: .*Set run\.dir"):
-        _take_run_dir(tmp_path, CheckpointStore(tmp_path / "checkpoints", 3))
+        take_run_dir(config_of(tmp_path))
 
 
 def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run_dir = tmp_path / "file" / "run"
     with pytest.raises(UserError, match=rf"cannot write to {run_dir}: Not a directory\. Set run\.dir"):
-        _take_run_dir(run_dir, CheckpointStore(run_dir / "checkpoints", 3))
+        take_run_dir(config_of(run_dir))
 
 
 def test_result_round_trip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    result = RunResult("until_return", 481.5, 1000, 10, 7, 12.5)
+    result = RunResult("until_return", 481.5, 1000, 10, 7, 12.5, "red")
     write_result(tmp_path, result)
     text = (tmp_path / "result.json").read_text()
     assert '"reason": "until_return"' in text
     assert '"mean_return": 481.5' in text
+    assert '"policy": "red"' in text
     clear_result(tmp_path)
     clear_result(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,14 +19,18 @@ from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
+from services.learner.parts import Parts
 from services.learner.progress import Progress
+from services.learner.publisher import WeightsPublisher
 from services.learner.result import RunResult
+from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing, Packer, RingClosed
 from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.config import Config
+from shoal.config.policies import policy_places
 from shoal.errors import CheckpointError, NonFiniteError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Trajectory
 
@@ -87,29 +91,23 @@ class Rig:
             tree[section] = tree.get(section, {}) | values
         self.config = Config.model_validate(tree)
         algorithm = build_algorithm(self.config.algorithm)
-        layout = BatchLayout(spec, algorithm.behaviour, LENGTH, NUM_ENVS)
-        self.ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(2)])
+        (place,) = policy_places(self.config)
         self.publisher = Recorder()
-        self.store = CheckpointStore(run_dir / "checkpoints", self.config.learner.keep_checkpoints)
+        self.store = CheckpointStore(place.dir / "checkpoints", self.config.learner.keep_checkpoints)
         self.store.prepare()
-        self.versions = VersionCounter(run_dir / "policy_version")
         self.registry = CollectorRegistry()
-        self.metrics = LearnerMetrics(self.registry)
-        self.summaries = Summaries(run_dir / "tensorboard")
-        self.packer = Packer(self.ring, self.metrics.phases)
+        meter = LearnerMetrics(self.registry).of(place.name)
+        versions = VersionCounter(place.dir / "policy_version")
+        parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, meter)
+        cpu = torch.device("cpu")
+        resumed = build_or_resume(self.config, parts, spec, algorithm, cpu)
+        layout = BatchLayout(spec, resumed.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
+        self.ring = BatchRing([BatchSlot(layout, cpu) for _ in range(2)])
+        self.packer = Packer(self.ring, meter.phases)
+        self.summaries = Summaries(place.dir / "tensorboard")
         self.now = 100.0
         self.loop = TrainingLoop(
-            self.config,
-            spec,
-            algorithm,
-            torch.device("cpu"),
-            self.ring,
-            self.publisher,
-            self.versions,
-            self.store,
-            self.metrics,
-            self.summaries,
-            clock=lambda: self.now,
+            self.config, spec, resumed, self.ring, parts, self.summaries, clock=lambda: self.now
         )
 
     def run(self, *batches: Trajectory) -> RunResult:
@@ -135,13 +133,13 @@ class Rig:
             pass
 
     def value(self, metric: str, /, **labels: str) -> float | None:
-        return self.registry.get_sample_value(f"shoal_learner_{metric}", labels)
+        return self.registry.get_sample_value(f"shoal_learner_{metric}", {"policy": "policy", **labels})
 
 
 def test_steps_publishes_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
     rig = Rig(tmp_path, stop={"steps": 5 * TRANSITIONS})
     result = rig.run(*[trajectory()] * 10)
-    assert result.reason == "steps"
+    assert (result.reason, result.policy) == ("steps", "policy")
     assert (result.learner_steps, result.env_steps) == (5, 5 * TRANSITIONS)
     assert result.mean_return == 7.0
     # Version 0 before the first step, then one after each.
@@ -246,28 +244,24 @@ def test_a_checkpoint_of_another_spec_is_refused_with_both(tmp_path: Path) -> No
     Rig(tmp_path).run(trajectory())
     other = EnvSpec("Other-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(3))
     with pytest.raises(CheckpointError) as caught:
-        Rig(tmp_path, spec=other).run()
+        Rig(tmp_path, spec=other)
     assert SPEC.describe() in str(caught.value)
     assert other.describe() in str(caught.value)
 
 
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     Rig(tmp_path).run(trajectory())
-    rig = Rig(tmp_path, policy={"hidden_sizes": [32]})
     with pytest.raises(CheckpointError, match=r"policy\.hidden_sizes was \[64, 64\] and is \[32\] now"):
-        rig.run()
-    assert not rig.publisher.published
+        Rig(tmp_path, policy={"hidden_sizes": [32]})
 
 
 def test_a_checkpoint_of_another_activation_is_refused(tmp_path: Path) -> None:
     """The weights have the same shapes: only the configuration tells."""
     Rig(tmp_path).run(trajectory())
-    rig = Rig(tmp_path, policy={"activation": "relu"})
     with pytest.raises(
         CheckpointError, match=r"policy\.activation was tanh and is relu now: use another run\.dir"
     ):
-        rig.run()
-    assert not rig.publisher.published
+        Rig(tmp_path, policy={"activation": "relu"})
 
 
 def test_weights_that_do_not_fit_their_own_configuration_are_refused(tmp_path: Path) -> None:
@@ -280,7 +274,7 @@ def test_weights_that_do_not_fit_their_own_configuration_are_refused(tmp_path: P
     with pytest.raises(
         CheckpointError, match=r"holds another policy .*value_head\.bias is missing: use another run"
     ):
-        Rig(tmp_path).run()
+        Rig(tmp_path)
 
 
 def test_a_loss_that_is_not_finite_stops_and_nothing_of_it_gets_out(tmp_path: Path) -> None:
@@ -329,15 +323,15 @@ def test_a_failure_that_is_not_the_disks_is_logged_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """safetensors refuses the arrays: an error of its own, in a thread whose result nobody reads."""
-    metrics = LearnerMetrics(registry := CollectorRegistry())
+    meter = LearnerMetrics(registry := CollectorRegistry()).of("red")
     store = CheckpointStore(tmp_path, 3)
-    saver = CheckpointSaver(store, SPEC, "", metrics, saved_step=0)
+    saver = CheckpointSaver(store, SPEC, "", meter, saved_step=0)
     good, bad = {"a": np.zeros(3)}, {"a": np.array(["text"])}
     saver.save(good, Progress(learner_steps=5).to_json())
     saver.save(bad, Progress(learner_steps=7).to_json(), is_last=True)
     with caplog.at_level(logging.ERROR):
         saver.close()
-    assert registry.get_sample_value("shoal_learner_checkpoints_failed_total") == 1
+    assert registry.get_sample_value("shoal_learner_checkpoints_failed_total", {"policy": "red"}) == 1
     (record,) = caplog.records
     assert record.exc_info
     assert record.getMessage().endswith("; what was learnt after step 5 is lost")

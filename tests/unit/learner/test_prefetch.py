@@ -23,7 +23,7 @@ from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Item, Life, Trajec
 from shoal.wire import decode_sequence, encode_trajectory
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (2,)),), DiscreteAction(2))
-LAYOUT = BatchLayout(SPEC, (), unroll_length=2, batch_envs=4)
+LAYOUT = BatchLayout(SPEC, (), (), unroll_length=2, batch_envs=4)
 LIFE = Life("actor-1", "run")
 
 
@@ -72,7 +72,7 @@ class Rig:
         self.source = Source(payloads, at_once)
         self.ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(num_slots)])
         self.registry = CollectorRegistry()
-        self.metrics = LearnerMetrics(self.registry)
+        self.metrics = LearnerMetrics(self.registry).of("policy")
         limits = LimitsSection()
         self.prefetcher = Prefetcher(
             self.source,
@@ -89,7 +89,7 @@ class Rig:
         return slot
 
     def value(self, name: str, **labels: str) -> float:
-        value = self.registry.get_sample_value(name, labels)
+        value = self.registry.get_sample_value(name, {"policy": "policy", **labels})
         assert value is not None
         return value
 

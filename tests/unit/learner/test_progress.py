@@ -75,18 +75,23 @@ def test_lag_of_wild_versions_is_bounded() -> None:
 def test_lag_histogram_equals_one_observation_at_a_time() -> None:
     registry = CollectorRegistry()
     histogram = LagHistogram(registry)
+    for policy in ("red", "blue"):
+        histogram.add(policy)
     rng = np.random.default_rng(1)
     everything = []
     for _ in range(20):
         lags = rng.integers(0, 400, 300)
         everything.append(lags)
-        histogram.observe(np.bincount(lags))
+        histogram.observe("red", np.bincount(lags))
+        histogram.observe("blue", np.array([7]))
     lags = np.concatenate(everything)
     name = "shoal_learner_policy_lag_versions"
     for bound in LAG_BUCKETS:
-        value = registry.get_sample_value(f"{name}_bucket", {"le": str(float(bound))})
+        value = registry.get_sample_value(f"{name}_bucket", {"policy": "red", "le": str(float(bound))})
         assert value == np.count_nonzero(lags <= bound)
-    assert registry.get_sample_value(f"{name}_bucket", {"le": "+Inf"}) == lags.size
-    assert registry.get_sample_value(f"{name}_count") == lags.size
-    assert registry.get_sample_value(f"{name}_sum") == lags.sum()
+    assert registry.get_sample_value(f"{name}_bucket", {"policy": "red", "le": "+Inf"}) == lags.size
+    assert registry.get_sample_value(f"{name}_count", {"policy": "red"}) == lags.size
+    assert registry.get_sample_value(f"{name}_sum", {"policy": "red"}) == lags.sum()
+    assert registry.get_sample_value(f"{name}_count", {"policy": "blue"}) == 140
+    assert registry.get_sample_value(f"{name}_sum", {"policy": "blue"}) == 0
     assert b"# TYPE shoal_learner_policy_lag_versions histogram" in generate_latest(registry)

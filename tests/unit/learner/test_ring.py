@@ -16,7 +16,7 @@ from shoal.metrics import Phases
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Trajectory
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", ()),), DiscreteAction(2))
-LAYOUT = BatchLayout(SPEC, (), unroll_length=1, batch_envs=2)
+LAYOUT = BatchLayout(SPEC, (), (), unroll_length=1, batch_envs=2)
 
 
 def make_ring(num_slots: int) -> BatchRing:

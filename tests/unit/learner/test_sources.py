@@ -10,6 +10,7 @@ import pytest
 from services.learner.session import item_length
 from services.learner.sources import BatchSource, QueueSource, Source, make_source
 from shoal.config import Config, load_config
+from shoal.config.policies import policy_places
 from shoal.records import Item, Life
 
 ITEMS = tuple(Item(key, Life("actor", "run"), key, (b"data",)) for key in range(3))
@@ -29,10 +30,11 @@ def config_of(table: str) -> Config:
 )
 def test_the_table_decides(table: str, source: type[Source], length: int) -> None:
     config = config_of(table)
-    assert item_length(config) == length
+    (place,) = policy_places(config)
+    assert item_length(config, place.table) == length
 
     async def check() -> None:
-        made = make_source(config)
+        made = make_source(config, place)
         assert type(made) is source
         await made.close()
 

@@ -1,12 +1,14 @@
-"""The `device` setting."""
+"""The `device` and `threads` settings."""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
 from shoal.errors import UserError
-from shoal.policy.device import pick_device
+from shoal.policy.device import cpu_threads, pick_device
 
 
 def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +33,23 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cuda:1", "learner.device") == torch.device("cuda:1")
     with pytest.raises(UserError, match="2 GPUs"):
         pick_device("cuda:2", "learner.device")
+
+
+@pytest.mark.parametrize(
+    ("setting", "share", "num_cpus", "expected"),
+    [
+        (0, 1, 8, 4),
+        (0, 2, 8, 2),
+        (0, 3, 8, 1),
+        (0, 8, 8, 1),
+        (0, 1, 1, 1),
+        (0, 1, 3, 1),
+        (6, 1, 2, 6),
+        (6, 3, 2, 6),
+    ],
+)
+def test_threads_are_half_of_the_cpus_that_we_may_use_unless_set(
+    setting: int, share: int, num_cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)))
+    assert cpu_threads(setting, share) == expected

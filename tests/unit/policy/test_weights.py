@@ -29,9 +29,9 @@ def test_round_trip(spec: EnvSpec) -> None:
     source, target = policy_of(spec=spec), policy_of(spec=spec)
     load_policy_bytes(target, save(source.state_dict()))
 
-    observation = {"observation": torch.randn(5, 4)}
-    assert torch.equal(source(observation).params, target(observation).params)
-    assert torch.equal(source(observation).value, target(observation).value)
+    arguments = {"observation": torch.randn(3, 5, 4)}, torch.zeros(3, 5, dtype=torch.bool), {}
+    assert torch.equal(source(*arguments).params, target(*arguments).params)
+    assert torch.equal(source(*arguments).value, target(*arguments).value)
 
 
 def test_the_policy_stays_trainable() -> None:
@@ -43,15 +43,17 @@ def test_the_policy_stays_trainable() -> None:
 def test_another_shape_is_named_and_nothing_is_loaded() -> None:
     policy = policy_of()
     before = state(policy)
-    with pytest.raises(UserError, match=r"encoder\.hidden\.0\.bias is float32\[16\] instead of float32\[8\]"):
+    with pytest.raises(
+        UserError, match=r"trunk\.encoder\.hidden\.0\.bias is float32\[16\] instead of float32\[8\]"
+    ):
         load_policy_bytes(policy, save(policy_of((16, 8)).state_dict()))
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
 
 
 def test_missing_and_unknown_weights_are_named() -> None:
-    with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is missing"):
+    with pytest.raises(UserError, match=r"trunk\.encoder\.hidden\.2\.bias is missing"):
         load_policy_bytes(policy_of((8, 8)), save(policy_of((8,)).state_dict()))
-    with pytest.raises(UserError, match=r"encoder\.hidden\.2\.bias is not a weight of this policy"):
+    with pytest.raises(UserError, match=r"trunk\.encoder\.hidden\.2\.bias is not a weight of this policy"):
         load_policy_bytes(policy_of((8,)), save(policy_of((8, 8)).state_dict()))
 
 

@@ -11,6 +11,7 @@ from services.replay.n_step import build_transitions
 from shoal.errors import InvalidArgumentError
 from shoal.records import (
     ACTION,
+    ACTION_MASK,
     FIRST,
     OBSERVATION,
     POLICY_VERSION,
@@ -200,6 +201,28 @@ def test_types_of_the_columns() -> None:
     # The largest reward twice is still finite.
     trajectory.columns[REWARD] = np.full((3, 1), np.finfo(np.float32).max)
     assert np.isfinite(build_transitions(trajectory, 2, 1.0)[0][REWARD]).all()
+
+
+def test_actions_of_several_elements_and_masks_are_columns_like_others() -> None:
+    trajectory = unroll([".", "T", "r", "."], num_envs=2)
+    step = trajectory.columns[ACTION]
+    trajectory.columns[ACTION] = np.stack([step, step + 1, step + 2], axis=-1)
+    trajectory.columns[ACTION_MASK] = np.stack([step % 2, step % 3], axis=-1).astype(np.int8)
+    rows, _ = build_transitions(trajectory, 2, 0.5)
+    plain, _ = build_transitions(unroll([".", "T", "r", "."], num_envs=2), 2, 0.5)
+    np.testing.assert_array_equal(rows[ACTION], plain[ACTION][:, None] + np.arange(3))
+    seen, seen_next = (plain[f"{prefix}{EXTRA_OBSERVATION}"].astype(int) + 7 for prefix in ("", "next_"))
+    np.testing.assert_array_equal(rows[ACTION_MASK], np.stack([seen % 2, seen % 3], axis=-1))
+    np.testing.assert_array_equal(
+        rows[f"next_{ACTION_MASK}"], np.stack([seen_next % 2, seen_next % 3], axis=-1)
+    )
+
+
+def test_refuses_the_state_of_a_policy() -> None:
+    trajectory = unroll([".", "."])
+    trajectory.columns["initial.core"] = np.zeros((1, 1, 4), np.float32)
+    with pytest.raises(InvalidArgumentError, match=r"initial\.core .*: use a table of kind sequence"):
+        build_transitions(trajectory, 1, 0.9)
 
 
 @pytest.mark.parametrize("name", [REWARD, TERMINATED, TRUNCATED])

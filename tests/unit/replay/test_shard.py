@@ -38,6 +38,34 @@ def test_stored_bytes_come_out_as_they_went_in() -> None:
     run(main())
 
 
+def test_the_state_of_a_policy_is_kept_with_its_unroll_and_refused_by_single_transitions() -> None:
+    async def main() -> None:
+        tables: dict[str, AnyTable] = {"q": QueueTable(), "s": SequenceTable(), "t": TransitionTable()}
+        shard = Shard(ReplaySection(tables=tables), LimitsSection(), None)
+        unroll = trajectory()
+        frames = np.arange(3 * 84 * 84, dtype=np.uint8).reshape(1, 1, 3, 84, 84)
+        unroll.columns.update(
+            {"initial.core": np.ones((1, 1, 5), np.float32), "initial.frames.observation": frames}
+        )
+        data = encode_trajectory(unroll)
+        for name in ("q", "s"):
+            assert (await shard.append(LIFE, name, an(0, data))).outcome is Outcome.STORED
+            assert (await shard.sample(name, 1)).items[0].payloads == (data,)
+        refused = await shard.append(LIFE, "t", an(0, data))
+        assert refused.outcome is Outcome.REJECTED
+        assert "initial.core, initial.frames.observation" in refused.reason
+        assert "use a table of kind sequence" in refused.reason
+        # A state is as much a part of a table's signature as any column.
+        unroll.columns["initial.core"] = np.ones((1, 1, 6), np.float32)
+        other = await shard.append(LIFE, "s", an(1, encode_trajectory(unroll)))
+        assert "initial.core float32[6] differs" in other.reason
+        unroll.columns["initial.core"] = np.full((1, 1, 5), np.nan, np.float32)
+        nan = await shard.append(LIFE, "s", an(1, encode_trajectory(unroll)))
+        assert "initial.core has 5 values that are not finite" in nan.reason
+
+    run(main())
+
+
 def test_repeats_are_acked_and_not_stored_per_life_and_table() -> None:
     async def main() -> None:
         shard = make_shard()

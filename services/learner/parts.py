@@ -1,0 +1,79 @@
+"""What belongs to one policy in the learner, before torch is there. Built by `__main__`, used by `session`.
+
+One policy is one independent training: its own spec, weights, versions, checkpoints, data and metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from services.learner.checkpoint import CheckpointStore
+from services.learner.files import DirectoryLock
+from services.learner.metrics import LearnerMetrics, PolicyMeter
+from services.learner.publisher import WeightsPublisher
+from services.learner.result import clear_result
+from services.learner.versions import VersionCounter
+from shoal.config import Config
+from shoal.config.policies import PolicyPlace, policy_places
+from shoal.errors import UserError
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of one policy."""
+
+    place: PolicyPlace
+    publisher: WeightsPublisher
+    versions: VersionCounter
+    store: CheckpointStore
+    meter: PolicyMeter
+
+
+def build_parts(config: Config, metrics: LearnerMetrics) -> tuple[Parts, ...]:
+    """Of all policies; on the event loop, once `take_run_dir` has made their directories."""
+    return tuple(_parts(config, place, metrics) for place in policy_places(config))
+
+
+def _parts(config: Config, place: PolicyPlace, metrics: LearnerMetrics) -> Parts:
+    versions = VersionCounter(place.dir / "policy_version")
+    publisher = WeightsPublisher(versions, config.policy)
+    return Parts(place, publisher, versions, _store(config, place), metrics.of(place.name))
+
+
+def take_run_dir(config: Config) -> DirectoryLock:
+    """Make sure that the run's directory is writable and ours alone. Blocking. Raises UserError."""
+    run_dir = config.run.dir
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        # Before anything is cleared away: the temporary files of a running learner are not leftovers.
+        with contextlib.ExitStack() as stack:
+            lock = DirectoryLock(run_dir)
+            stack.callback(lock.release)
+            _check_kind_of_run(config)
+            for place in policy_places(config):
+                _store(config, place).prepare()
+                clear_result(place.dir)
+            clear_result(run_dir)
+            stack.pop_all()
+            return lock
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {error.filename}: {error.strerror}. Set run.dir to a writable directory"
+        ) from None
+
+
+def _store(config: Config, place: PolicyPlace) -> CheckpointStore:
+    return CheckpointStore(place.dir / "checkpoints", config.learner.keep_checkpoints)
+
+
+def _check_kind_of_run(config: Config) -> None:
+    """One policy has its checkpoints elsewhere than several have: none would be found, and all begin anew."""
+    run_dir = config.run.dir
+    others = run_dir / ("checkpoints" if config.env.policies else "policies")
+    if others.is_dir():
+        was, now = ("one policy", "several") if config.env.policies else ("several policies", "one")
+        raise UserError(
+            f"the run in {run_dir} has {was} and env.policies asks for {now}: its checkpoints, in {others}, "
+            "would not be used. Set env.policies as it was, or use another run.dir"
+        )

@@ -1,0 +1,57 @@
+"""A policy to train: built afresh, or as the newest checkpoint has it. Training thread only."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from services.learner.parts import Parts
+from services.learner.progress import Progress
+from services.learner.trainer import Trainer
+from shoal.algorithms.algorithm import Algorithm
+from shoal.config import Config
+from shoal.config.policies import policy_seed
+from shoal.errors import CheckpointError
+from shoal.policy.network import Policy, build_policy
+from shoal.records import EnvSpec
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where training begins or goes on."""
+
+    policy: Policy
+    trainer: Trainer
+    progress: Progress
+
+
+def build_or_resume(
+    config: Config, parts: Parts, spec: EnvSpec, algorithm: Algorithm, device: torch.device
+) -> Resumed:
+    """One at a time in a process: torch's generator, which makes the first weights, is everybody's.
+
+    Raises CheckpointError for checkpoints that are of something else, and UserError for a space that the
+    policy cannot handle.
+    """
+    torch.manual_seed(policy_seed(config, parts.place.name))
+    policy = build_policy(config.policy, spec).to(device)
+    settings = config.algorithm
+    trainer = Trainer(policy, algorithm, settings.learning_rate, settings.max_grad_norm)
+    path, label = parts.store.path, parts.meter.log_label
+    checkpoint = parts.store.newest()
+    if checkpoint is None:
+        log.info("%sstarting afresh: %s on %s", label, spec.describe(), device)
+        return Resumed(policy, trainer, Progress())
+    checkpoint.check_spec(spec, path)
+    checkpoint.check_policy(config.policy, path)
+    try:
+        trainer.load_state(checkpoint.tensors)
+    except CheckpointError as error:
+        raise CheckpointError(f"the newest checkpoint in {path} holds {error}: use another run.dir") from None
+    parts.versions.raise_above(checkpoint.progress.policy_version)
+    log.info("%sgoing on from learner step %d", label, checkpoint.progress.learner_steps)
+    return Resumed(policy, trainer, checkpoint.progress)

@@ -1,0 +1,61 @@
+"""Fully connected layers, and the encoder made of them. One thread at a time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import UserError
+from shoal.policy.array_input import MAX_INPUTS, ArrayInput
+from shoal.records import ArraySpec
+
+Activation = Literal["tanh", "relu"]
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
+    """A layer with orthogonal weights and no bias at the start."""
+    layer = nn.Linear(num_in, num_out)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def hidden_layers(num_in: int, hidden_sizes: tuple[int, ...], activation: Activation) -> nn.Sequential:
+    """Layers of these sizes, each with its activation; none at all passes everything on."""
+    gain = nn.init.calculate_gain(activation)
+    layers: list[nn.Module] = []
+    for units in hidden_sizes:
+        layers += [linear(num_in, units, gain), _ACTIVATIONS[activation]()]
+        num_in = units
+    return nn.Sequential(*layers)
+
+
+class MlpEncoder(nn.Module):
+    """All arrays flattened and concatenated, then the hidden layers."""
+
+    def __init__(
+        self, observation: tuple[ArraySpec, ...], hidden_sizes: tuple[int, ...], activation: Activation
+    ) -> None:
+        super().__init__()
+        self.names = tuple(array.name for array in observation)
+        inputs = [ArrayInput(array) for array in observation]
+        self.inputs = nn.ModuleList(inputs)
+        width = sum(array.width for array in inputs)
+        if not 0 < width <= MAX_INPUTS:
+            raise UserError(
+                f"the observation has {width} inputs for the network (limits 1 and {MAX_INPUTS}): "
+                "wrap the environment so that it shows more or less"
+            )
+        self.hidden = hidden_layers(width, hidden_sizes, activation)
+        self.num_features = hidden_sizes[-1] if hidden_sizes else width
+
+    def forward(self, observation: dict[str, Tensor]) -> Tensor:
+        arrays = [
+            to_floats(observation[name]) for name, to_floats in zip(self.names, self.inputs, strict=True)
+        ]
+        features = arrays[0] if len(arrays) == 1 else torch.cat(arrays, dim=-1)
+        encoded: Tensor = self.hidden(features)
+        return encoded

@@ -1,0 +1,111 @@
+"""What every policy offers, whatever its kind: acting, and what it remembers of each environment.
+
+Inference uses `Policy` and nothing below it; algorithms use the kinds (`ActorCritic`, `QPolicy`, ...), which
+add what their losses need. A policy is used by one thread at a time.
+
+Legend: S rows of an unroll, B environments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoal.config.tree import PolicySection
+from shoal.errors import UserError
+from shoal.policy.frames import FrameStack
+from shoal.policy.masks import check_mask
+from shoal.policy.trunk import Trunk
+from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How actions are chosen, row by row, [B] each; None: nobody. `Choice()` is as the policy samples.
+
+    Greedy rows get the most likely action, without epsilon and noise.
+    """
+
+    greedy: Tensor | None = None
+    # Chance of a random action instead.
+    epsilon: Tensor | None = None
+    # Deviation of the noise on a deterministic action, in half widths of its bounds.
+    noise: Tensor | None = None
+
+    def epsilon_unless_greedy(self) -> Tensor | None:
+        return _unless(self.greedy, self.epsilon)
+
+    def noise_unless_greedy(self) -> Tensor | None:
+        return _unless(self.greedy, self.noise)
+
+
+def _unless(greedy: Tensor | None, amount: Tensor | None) -> Tensor | None:
+    return amount if amount is None or greedy is None else amount.masked_fill(greedy, 0.0)
+
+
+class Acted(NamedTuple):
+    """What `outputs` and `state` of the policy announce, [B, ...] each: memory of its own, no input's."""
+
+    outputs: dict[str, Tensor]
+    state: dict[str, Tensor]
+
+
+class Policy(nn.Module, ABC):
+    """A network that turns observations into actions. Its subclasses add heads to the trunk."""
+
+    # What `outputs` starts with is the action.
+    outputs: tuple[ArraySpec, ...]
+
+    def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        check_mask(spec)
+        seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
+        self.frames = FrameStack(seen, config.frame_stack)
+        self.trunk = Trunk(config, seen, config.hidden_sizes)
+        self.state: tuple[ArraySpec, ...] = (*self.trunk.state, *self.frames.state)
+
+    def initial_state(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:
+        """[num_envs, ...] each, of environments that have shown nothing yet."""
+        return {
+            array.name: torch.zeros(
+                (num_envs, *array.shape), dtype=getattr(torch, array.dtype), device=device
+            )
+            for array in self.state
+        }
+
+    @abstractmethod
+    def act(
+        self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor], choice: Choice
+    ) -> Acted:
+        """One step of [B, ...]; rows with `first` forget what was before."""
+
+    @abstractmethod
+    def check_exploration(self, epsilon: bool, noise: bool) -> None:
+        """Raises UserError for a kind of exploration that this policy cannot add."""
+
+    def _step(
+        self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Features [B, F] and the state after this step."""
+        if not self.state:
+            return self.trunk.encode(observation), {}
+        seen, frames = self.frames.step(observation, first, state)
+        features, memory = self.trunk.step(seen, first, state)
+        return features, {**memory, **frames}
+
+    def _unroll(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
+        """Features [S, B, F], as `_step` gives them row by row; `state` is the one before row 0."""
+        return self.trunk.unroll(self.frames.unroll(observation, first_SB, state), first_SB, state)
+
+
+def refuse_noise(noise: bool, kind: str) -> None:
+    """Of every kind but `deterministic`, whose actions have no randomness of their own."""
+    if noise:
+        raise UserError(
+            f"exploration.noise is for 'deterministic' policies, and this one is {kind!r}: set it to 0"
+        )

@@ -1,0 +1,59 @@
+"""The policies of a run: their tables, directories and seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config import Config, load_config
+from shoal.config.load import check_trainable
+from shoal.config.policies import PolicyPlace, policy_places, policy_seed, replay_tables
+from shoal.errors import ConfigError
+
+TWO = "env.policies={red: [red_*], blue: ['*']}"
+
+
+def config_of(*overrides: str) -> Config:
+    return load_config(None, ["run.dir=/runs/a", *overrides], {})
+
+
+def test_one_policy_has_the_run_to_itself() -> None:
+    config = config_of("learner.table=mine", "replay.tables={mine: {}, other: {}}", "run.seed=7")
+    assert policy_places(config) == (PolicyPlace("policy", "mine", Path("/runs/a")),)
+    assert list(replay_tables(config)) == ["mine", "other"]
+    assert policy_seed(config, "policy") == 7
+
+
+def test_several_policies_have_a_copy_of_the_table_and_a_directory_each() -> None:
+    config = config_of(TWO, "replay.tables={train: {kind: sequence, max_items: 9}, other: {}}")
+    check_trainable(config)
+    assert policy_places(config) == (
+        PolicyPlace("red", "train-red", Path("/runs/a/policies/red")),
+        PolicyPlace("blue", "train-blue", Path("/runs/a/policies/blue")),
+    )
+    tables = replay_tables(config)
+    assert list(tables) == ["other", "train-red", "train-blue"]
+    assert tables["train-red"] == tables["train-blue"] == config.replay.tables["train"]
+
+
+def test_a_table_with_the_name_of_a_policys_copy_is_refused() -> None:
+    config = config_of(TWO, "replay.tables={train: {}, train-blue: {}}")
+    for check in (check_trainable, replay_tables):
+        with pytest.raises(ConfigError, match=r"'replay.tables.train-blue': policy 'blue' .* table 'train'"):
+            check(config)
+
+
+def test_a_replay_without_the_learners_table_has_its_tables_as_they_are() -> None:
+    assert list(replay_tables(config_of(TWO, "replay.tables={mine: {}}"))) == ["mine"]
+
+
+def test_several_policies_have_seeds_of_their_own_that_stay() -> None:
+    seeds = [
+        policy_seed(config_of(TWO, f"run.seed={seed}"), name) for seed in (1, 2) for name in ("red", "blue")
+    ]
+    assert len(set(seeds)) == 4
+    assert all(0 <= seed < 1 << 32 for seed in seeds)
+    alone = config_of("env.policies={red: ['*']}", "run.seed=1")
+    assert policy_seed(alone, "red") == seeds[0]
+    assert policy_seed(config_of(TWO, "run.seed=1"), "red") == seeds[0]
