@@ -23,7 +23,7 @@ from shoal.errors import (
     UnavailableError,
     UserError,
 )
-from shoal.policy.network import build_policy
+from shoal.policy.network import Choice, build_policy
 from shoal.records import ArraySpec, Columns, DiscreteAction, EnvSpec, Life, WeightsSnapshot
 from tests.service.inference_server import Served, served, socket_directory
 from tests.unit.inference.tracer import (
@@ -327,6 +327,8 @@ def test_frames_categories_and_numbers_arrive_as_they_were_sent(run: Run) -> Non
     def expected_actions(observation: Columns) -> np.ndarray:
         with torch.no_grad():
             tensors = {name: torch.from_numpy(array) for name, array in observation.items()}
-            return policy(tensors).params.argmax(-1).numpy()
+            everybody = torch.ones(num_envs, dtype=torch.bool)
+            acted = policy.act(tensors, everybody, {}, Choice(greedy=everybody))
+            return acted.outputs["action"].numpy()
 
     run(scenario, weights=False, spec=MIXED, policy=policy_config)

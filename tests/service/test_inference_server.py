@@ -191,7 +191,7 @@ def test_a_broken_reply_ends_the_stream_and_not_the_actor(
 
         def write(self, columns: Columns) -> None:
             super().write(columns)
-            if self.broken:
+            if self.broken and columns:
                 tamper(self._field)
 
     monkeypatch.setattr(servicer, "ColumnsWriter", BrokenNetwork)
