@@ -26,6 +26,7 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.weights import WeightsBackend, WeightsClient, policy_text
 from shoal.clients.weights_local import InProcessWeightsClient
 from shoal.config.tree import InferenceSection, LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.records import DEFAULT_POLICY
 from shoal.rpc.addresses import Address
 from shoal.rpc.backoff import Backoff
 from shoal.rpc.server import RpcServer
@@ -101,7 +102,7 @@ async def served(
 async def weights_server(directory: Path, learner: WeightsBackend) -> AsyncIterator[str]:
     """The learner's own weights service over `learner`; yields its address."""
     server = RpcServer(f"unix:{directory}/learner", "", OPEN, LIMITS, RPC)
-    WeightsServicer(learner, LearnerMetrics(CollectorRegistry())).add_to(server)
+    WeightsServicer({DEFAULT_POLICY: learner}, LearnerMetrics(CollectorRegistry())).add_to(server)
     await server.start()
     try:
         yield server.address

@@ -31,7 +31,7 @@ from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
 from shoal.policy.network import build_policy
-from shoal.records import Item
+from shoal.records import DEFAULT_POLICY, Item
 from shoal.rpc.addresses import Address, AddressBook
 from shoal.rpc.server import RpcServer
 from shoal.wire import decode_trajectory
@@ -142,7 +142,7 @@ async def published_weights(cluster: Cluster) -> AsyncIterator[None]:
         publisher.publish(versions.next(), weights)
 
     server = RpcServer(config.addresses.learner, "", config.security, config.limits, config.rpc)
-    WeightsServicer(publisher, LearnerMetrics(CollectorRegistry())).add_to(server)
+    WeightsServicer({DEFAULT_POLICY: publisher}, LearnerMetrics(CollectorRegistry())).add_to(server)
     await server.start()
     publishing = asyncio.create_task(publish())
     try:
