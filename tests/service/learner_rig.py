@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -24,7 +25,7 @@ from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.errors import UnavailableError
-from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
+from shoal.records import DEFAULT_POLICY, ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
 from shoal.rpc.addresses import Address
 from shoal.wire import encode_trajectory
 
@@ -36,13 +37,20 @@ TRANSITIONS = LENGTH * NUM_ENVS
 PATIENCE_S = 60.0
 
 
-def payload(version: int = 0, reward: float = 1.0, length: int = LENGTH, num_actions: int = 2) -> bytes:
+def payload(
+    version: int = 0,
+    reward: float = 1.0,
+    length: int = LENGTH,
+    num_actions: int = 2,
+    width: int = 4,
+    **states: np.ndarray,
+) -> bytes:
     leading = (length + 1, NUM_ENVS)
     rng = np.random.default_rng(version + 1)
     return encode_trajectory(
         Trajectory(
             {
-                "observation": rng.normal(size=(*leading, 4)).astype(np.float32),
+                "observation": rng.normal(size=(*leading, width)).astype(np.float32),
                 "action": rng.integers(0, num_actions, leading),
                 "reward": np.full(leading, reward, np.float32),
                 "terminated": np.zeros(leading, bool),
@@ -50,6 +58,7 @@ def payload(version: int = 0, reward: float = 1.0, length: int = LENGTH, num_act
                 "first": np.zeros(leading, bool),
                 "policy_version": np.full(leading, max(version, 0), dtype=np.int64),
                 "log_prob": np.full(leading, -0.69, np.float32),
+                **states,
             },
             (Episode(7.0, 5),) * 3,
         )
@@ -105,6 +114,25 @@ class Program:
         self.process.send_signal(signal.SIGTERM)
 
 
+@dataclass
+class Side:
+    """What the test does for one policy, as its actors and its inference."""
+
+    name: str
+    table: str
+    spec: EnvSpec = SPEC
+    versions: list[int] = field(default_factory=list)
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+    num_sent: int = 0
+
+    @property
+    def current(self) -> int:
+        return self.versions[-1] if self.versions else -1
+
+    def payload(self) -> bytes:
+        return payload(self.current, width=self.spec.observation[0].shape[0])
+
+
 class Rig:
     """The programs, and the test as their actors and inference."""
 
@@ -131,61 +159,85 @@ class Rig:
         for section, values in changes.items():
             tree[section] = tree.get(section, {}) | values
         config = sockets / "run.yaml"
-        config.write_text(yaml.safe_dump(tree))
+        config.write_text(yaml.safe_dump(tree, sort_keys=False))
         self.learner = Program("learner", config, sockets)
         self.replay = Program("replay", config, sockets)
-        self.versions: list[int] = []
-        self.weights: dict[str, np.ndarray] = {}
-        self.spec = SPEC
+        names = tree.get("env", {}).get("policies", {})
+        self.sides = {name: Side(name, f"train-{name}") for name in names} or {
+            DEFAULT_POLICY: Side(DEFAULT_POLICY, "train")
+        }
         self.policy = policy_text(PolicySection(**tree["policy"]))
-        self._sequence = 0
 
-    async def append(self, *payloads: bytes) -> None:
+    @property
+    def only(self) -> Side:
+        (side,) = self.sides.values()
+        return side
+
+    @property
+    def versions(self) -> list[int]:
+        return self.only.versions
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return self.only.weights
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.only.spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec) -> None:
+        self.only.spec = spec
+
+    async def append(self, *payloads: bytes, side: Side | None = None) -> None:
+        side = side or self.only
         client = GrpcReplayClient(Address(self.replay_address), SECURITY, LIMITS, RPC)
-        stream = await client.open_append(Life("actor-1", "run-1"), "train")
+        stream = await client.open_append(Life("actor-1", "run-1"), side.table)
         for data in payloads:
-            await stream.send(Append(self._sequence, (data,), timeout_s=30.0))
+            await stream.send(Append(side.num_sent, (data,), timeout_s=30.0))
             await stream.receive()
-            self._sequence += 1
+            side.num_sent += 1
         await stream.close()
         await client.close()
 
-    async def pump(self) -> None:
+    async def pump(self, side: Side) -> None:
         """An actor that is always ahead of the learner."""
         while True:
             try:
-                await self.append(*[payload(self.versions[-1] if self.versions else 0)] * 20)
+                await self.append(*[side.payload()] * 20, side=side)
             except UnavailableError:
                 await asyncio.sleep(0.05)
 
-    async def follow(self) -> None:
+    async def follow(self, side: Side) -> None:
         """Inference: subscribes for ever, remembers every version that it was given."""
         while True:
             client = GrpcWeightsClient(Address(self.learner_address), SECURITY, LIMITS, RPC)
             try:
-                current = self.versions[-1] if self.versions else -1
-                async for snapshot in client.subscribe("inference-1", self.spec, self.policy, current):
-                    self.weights = load(snapshot.data)
-                    assert all(np.isfinite(array).all() for array in self.weights.values())
-                    self.versions.append(snapshot.version)
+                async for snapshot in client.subscribe(
+                    "inference-1", side.spec, self.policy, side.current, side.name
+                ):
+                    side.weights = load(snapshot.data)
+                    assert all(np.isfinite(array).all() for array in side.weights.values())
+                    side.versions.append(snapshot.version)
             except UnavailableError:
                 await asyncio.sleep(0.05)
             finally:
                 await client.close()
 
-    async def version_above(self, version: int) -> int:
+    async def version_above(self, version: int, side: Side | None = None) -> int:
+        side = side or self.only
         async with asyncio.timeout(PATIENCE_S):
-            while not self.versions or self.versions[-1] <= version:
+            while side.current <= version:
                 await asyncio.sleep(0.01)
-        return self.versions[-1]
+        return side.current
 
     async def exited(self, program: Program) -> int:
         assert program.process is not None
         async with asyncio.timeout(PATIENCE_S):
             return await program.process.wait()
 
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.run_dir / "result.json").read_text())
+    def result(self, where: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run_dir / where / "result.json").read_text())
         return found
 
 
@@ -209,22 +261,25 @@ async def rig(run_dir: Path, **changes: Any) -> AsyncIterator[Rig]:
     """A running shard and a learner that the test starts; everything is gone at the end."""
     with tempfile.TemporaryDirectory(prefix="shoal") as sockets:
         made = Rig(run_dir, Path(sockets), changes)
-        following = asyncio.create_task(made.follow())
+        following = [asyncio.create_task(made.follow(side)) for side in made.sides.values()]
         try:
             await made.replay.start()
             yield made
         finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
             await made.learner.kill()
             await made.replay.kill()
 
 
 @asynccontextmanager
 async def pumping(rig: Rig) -> AsyncIterator[None]:
-    task = asyncio.create_task(rig.pump())
+    """Actors of every policy."""
+    tasks = [asyncio.create_task(rig.pump(side)) for side in rig.sides.values()]
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from services.learner.checkpoint import CheckpointStore
-from tests.service.learner_rig import SPEC, TRANSITIONS, payload, pumping, rig, scrape
+from tests.service.learner_rig import NUM_ENVS, SPEC, TRANSITIONS, payload, pumping, rig, scrape
 
 
 def run(body: Coroutine[Any, Any, None]) -> None:
@@ -32,23 +32,49 @@ def test_trains_until_the_steps_are_done(tmp_path: Path) -> None:
                 assert await made.exited(made.learner) == 0
             result = made.result()
             print(f"learner: {result}")
-            assert result["reason"] == "steps"
+            assert (result["reason"], result["policy"]) == ("steps", "policy")
             assert result["learner_steps"] == 200
             assert result["env_steps"] == 200 * TRANSITIONS
             assert result["mean_return"] == 7.0
             assert result["seconds"] > 0
             assert made.versions == sorted(set(made.versions))
             assert result["policy_version"] >= made.versions[-1]
-            assert metrics["shoal_learner_subscribers"] == 1
-            assert metrics["shoal_learner_env_steps_total"] > 0
+            assert metrics["shoal_learner_subscribers{policy}"] == 1
+            assert metrics["shoal_learner_env_steps_total{policy}"] > 0
             assert {
-                f"shoal_learner_phase_seconds_total{{{p}}}" for p in ("wait", "decode", "copy", "train")
+                f"shoal_learner_phase_seconds_total{{{p}}}{{policy}}"
+                for p in ("wait", "decode", "copy", "train")
             } <= set(metrics)
             saved = CheckpointStore(tmp_path / "run" / "checkpoints", 3).newest()
             assert saved is not None
             assert saved.progress.learner_steps == 200
             assert "unroll_length: 5" in saved.config_yaml
             assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+    run(body())
+
+
+def test_trains_a_policy_with_state_from_what_it_remembered(tmp_path: Path) -> None:
+    """LSTM and frame stack; what comes without the state is dropped."""
+
+    async def body() -> None:
+        policy = {"hidden_sizes": [16], "recurrent": "lstm", "recurrent_size": 8, "frame_stack": 3}
+        async with rig(tmp_path / "run", policy=policy, stop={"steps": 3 * TRANSITIONS}) as made:
+            announced = await made.learner.start()
+            rng = np.random.default_rng(0)
+            states = {
+                "initial.recurrent.h": rng.normal(size=(1, NUM_ENVS, 8)),
+                "initial.recurrent.c": rng.normal(size=(1, NUM_ENVS, 8)),
+                "initial.frames.observation": rng.normal(size=(1, NUM_ENVS, 2, 4)),
+            }
+            whole = payload(**{name: array.astype(np.float32) for name, array in states.items()})
+            await made.append(whole, whole)
+            await made.version_above(1)
+            metrics = await scrape(announced["metrics"])
+            assert metrics["shoal_learner_trajectories_dropped_total{policy}"] == 0
+            await made.append(whole)
+            assert await made.exited(made.learner) == 0
+            assert made.result()["learner_steps"] == 3
 
     run(body())
 
@@ -164,7 +190,7 @@ def test_what_does_not_fit_is_dropped_and_counted(tmp_path: Path) -> None:
             await made.append(too_long, payload(), out_of_range, payload())
             await made.version_above(1)
             metrics = await scrape(announced["metrics"])
-            assert metrics["shoal_learner_trajectories_dropped_total"] == 2
+            assert metrics["shoal_learner_trajectories_dropped_total{policy}"] == 2
             made.learner.terminate()
             text = await made.learner.errors()
             assert (

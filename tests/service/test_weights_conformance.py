@@ -23,7 +23,7 @@ from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.clients.weights_local import InProcessWeightsClient
 from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, SpecMismatchError, UnavailableError
-from shoal.records import ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
+from shoal.records import DEFAULT_POLICY, ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
 from shoal.rpc.addresses import AddressBook
 from shoal.rpc.server import RpcServer
 
@@ -57,12 +57,13 @@ async def grpc_rig(tmp_path: Path) -> AsyncIterator[Rig]:
     publisher = WeightsPublisher(versions, PolicySection())
     registry = CollectorRegistry()
     server = RpcServer("127.0.0.1:0", "", SECURITY, LIMITS, RPC)
-    WeightsServicer(publisher, LearnerMetrics(registry)).add_to(server)
+    WeightsServicer({DEFAULT_POLICY: publisher}, LearnerMetrics(registry)).add_to(server)
     await server.start()
     (address,) = await AddressBook([server.address], RPC).resolve()
     client = GrpcWeightsClient(address, SECURITY, LIMITS, RPC)
     rig = Rig(publisher, versions, client)
-    rig.subscribers = lambda: registry.get_sample_value("shoal_learner_subscribers") or 0.0
+    labels = {"policy": DEFAULT_POLICY}
+    rig.subscribers = lambda: registry.get_sample_value("shoal_learner_subscribers", labels) or 0.0
     try:
         yield rig
     finally:
@@ -289,5 +290,42 @@ def test_subscribers_are_counted(tmp_path: Path) -> None:
             await rig.client.close()
             while rig.subscribers():
                 await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_each_policy_has_its_own_spec_and_versions(tmp_path: Path) -> None:
+    async def main() -> None:
+        versions = {name: VersionCounter(tmp_path / name) for name in ("red", "blue")}
+        publishers = {name: WeightsPublisher(versions[name], PolicySection()) for name in versions}
+        registry = CollectorRegistry()
+        server = RpcServer("127.0.0.1:0", "", SECURITY, LIMITS, RPC)
+        WeightsServicer(publishers, LearnerMetrics(registry)).add_to(server)
+        await server.start()
+        (address,) = await AddressBook([server.address], RPC).resolve()
+        client = GrpcWeightsClient(address, SECURITY, LIMITS, RPC)
+        red = client.subscribe("inference-1", SPEC, POLICY, 40, "red")
+        blue = client.subscribe("inference-1", OTHER, POLICY, -1, "blue")
+        first = [asyncio.ensure_future(anext(subscription)) for subscription in (red, blue)]
+        assert await publishers["red"].spec() == SPEC
+        assert await publishers["blue"].spec() == OTHER
+        for name, publisher in publishers.items():
+            publisher.publish(versions[name].next(), {"a": np.full(2, len(name), np.float32)})
+        snapshots = await asyncio.gather(*first)
+        assert [snapshot.version for snapshot in snapshots] == [41, 0]
+        assert [load(snapshot.data)["a"].tolist() for snapshot in snapshots] == [[3, 3], [4, 4]]
+        for name in publishers:
+            assert registry.get_sample_value("shoal_learner_subscribers", {"policy": name}) == 1
+        # Control: nobody else gets in, and nothing comes of it.
+        for unknown in ("green", "", DEFAULT_POLICY):
+            with pytest.raises(
+                FailedPreconditionError, match=rf"no policy '{unknown}': there are red, blue; .*env\.policies"
+            ):
+                await anext(client.subscribe("inference-1", SPEC, POLICY, 99, unknown))
+        assert versions["blue"].next() == 1
+        await client.close()
+        for publisher in publishers.values():
+            publisher.close()
+        await server.drain(1.0)
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))

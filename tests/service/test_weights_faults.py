@@ -33,7 +33,7 @@ from shoal.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from shoal.records import PROTOCOL_VERSION, ArraySpec, DiscreteAction, EnvSpec
+from shoal.records import DEFAULT_POLICY, PROTOCOL_VERSION, ArraySpec, DiscreteAction, EnvSpec
 from shoal.rpc.addresses import Address, AddressBook
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer
@@ -75,7 +75,7 @@ async def serving(
     tmp_path: Path, security: SecuritySection = SECURITY
 ) -> AsyncIterator[tuple[WeightsPublisher, TamperingServicer, Address]]:
     publisher = WeightsPublisher(VersionCounter(tmp_path / "v"), PolicySection())
-    servicer = TamperingServicer(publisher, LearnerMetrics(CollectorRegistry()))
+    servicer = TamperingServicer({DEFAULT_POLICY: publisher}, LearnerMetrics(CollectorRegistry()))
     server = RpcServer("127.0.0.1:0", "", security, LIMITS, RPC)
     servicer.add_to(server)
     await server.start()
@@ -164,25 +164,29 @@ def test_without_the_token_nothing_is_sent_and_no_spec_is_taken(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("request_", "error"),
+    ("change", "error"),
     [
-        (pb.SubscribeRequest(protocol_version=99, spec=spec_to_proto(SPEC)), ProtocolVersionError),
-        (pb.SubscribeRequest(protocol_version=PROTOCOL_VERSION, policy=POLICY), InvalidArgumentError),
-        (
-            pb.SubscribeRequest(
-                protocol_version=PROTOCOL_VERSION, spec=spec_to_proto(SPEC), policy=POLICY, current_version=-2
-            ),
-            InvalidArgumentError,
-        ),
-        (
-            pb.SubscribeRequest(protocol_version=PROTOCOL_VERSION, spec=spec_to_proto(SPEC)),
-            FailedPreconditionError,
-        ),
+        ({"protocol_version": 99}, ProtocolVersionError),
+        ({"spec": None}, InvalidArgumentError),
+        ({"current_version": -2}, InvalidArgumentError),
+        ({"policy": ""}, FailedPreconditionError),
+        ({"policy_name": "other"}, FailedPreconditionError),
+        ({"policy_name": ""}, FailedPreconditionError),
     ],
 )
 def test_malformed_requests_are_refused(
-    tmp_path: Path, request_: pb.SubscribeRequest, error: type[Exception]
+    tmp_path: Path, change: dict[str, Any], error: type[Exception]
 ) -> None:
+    good: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "subscriber_id": "i",
+        "spec": spec_to_proto(SPEC),
+        "current_version": -1,
+        "policy": POLICY,
+        "policy_name": DEFAULT_POLICY,
+    }
+    request_ = pb.SubscribeRequest(**{**good, **change})
+
     async def main() -> None:
         async with serving(tmp_path) as (_, _, address):
             channel = open_channel(address, SECURITY, LIMITS, RPC)

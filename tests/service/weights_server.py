@@ -20,6 +20,7 @@ from services.learner.publisher import WeightsPublisher
 from services.learner.servicer import WeightsServicer
 from services.learner.versions import VersionCounter
 from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.records import DEFAULT_POLICY
 from shoal.rpc.server import RpcServer
 
 
@@ -27,7 +28,7 @@ async def main(path: str, num_floats: str) -> None:
     versions = VersionCounter(Path(tempfile.mkdtemp()) / "v")
     publisher = WeightsPublisher(versions, PolicySection())
     server = RpcServer(f"unix:{path}", "", SecuritySection(), LimitsSection(), RpcSection())
-    WeightsServicer(publisher, LearnerMetrics(CollectorRegistry())).add_to(server)
+    WeightsServicer({DEFAULT_POLICY: publisher}, LearnerMetrics(CollectorRegistry())).add_to(server)
     await server.start()
     print("ready", flush=True)
     while True:

@@ -162,6 +162,26 @@ def test_steps_publishes_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
         assert (rig.value("phase_seconds_total", phase=phase) or 0) > 0
 
 
+def test_a_policy_is_trained_from_the_state_before_each_unroll(tmp_path: Path) -> None:
+    """Three steps on the same rows: what they make of the weights depends on what was remembered."""
+    policy = {"recurrent": "lstm", "recurrent_size": 8, "frame_stack": 3}
+
+    def trained(name: str, core: float, frames: float) -> dict[str, np.ndarray]:
+        unroll = trajectory()
+        for state in ("recurrent.h", "recurrent.c"):
+            unroll.columns[f"initial.{state}"] = np.full((1, NUM_ENVS, 8), core, np.float32)
+        unroll.columns["initial.frames.observation"] = np.full((1, NUM_ENVS, 2, 3), frames, np.float32)
+        rig = Rig(tmp_path / name, policy=policy)
+        assert rig.run(*[unroll] * 3).learner_steps == 3
+        return rig.publisher.published[-1][1]
+
+    weights = trained("a", 0.0, 0.0)
+    head = "policy_head.weight"
+    np.testing.assert_array_equal(trained("again", 0.0, 0.0)[head], weights[head])
+    assert not np.array_equal(trained("core", 1.0, 0.0)[head], weights[head])
+    assert not np.array_equal(trained("frames", 0.0, 1.0)[head], weights[head])
+
+
 def test_publish_every(tmp_path: Path) -> None:
     rig = Rig(tmp_path, stop={"steps": 7 * TRANSITIONS}, learner={"batch_envs": NUM_ENVS, "publish_every": 3})
     rig.run(*[trajectory()] * 8)
