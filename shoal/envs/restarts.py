@@ -1,6 +1,6 @@
 """How often broken environments may be started again, and with which seed.
 
-Whoever starts environments again (`shoal.envs.workers`, `shoal.envs.multi_agent`, `shoal.envs.guard`) keeps one
+Whoever starts environments again (`shoal.envs.workers`, `shoal.envs.multi_agent` and others) keeps one
 `Restarts`. It decides and counts; the caller reports the fault and acts. One caller at a time.
 """
 
