@@ -1,11 +1,13 @@
 """How often broken environments may be started again, and with which seed.
 
 Whoever starts environments again (`shoal.envs.workers`, `shoal.envs.multi_agent` and others) keeps one
-`Restarts`. It decides and counts; the caller reports the fault and acts. One caller at a time.
+`Restarts`, alone or with others. It decides and counts; the caller reports the fault and acts. Usable from
+any thread.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,22 +30,26 @@ class Restarts:
         self._window_s = window_s
         self._clock = clock
         self._recent: deque[float] = deque()
+        self._counting = threading.Lock()
         # Since the beginning.
         self.num_restarts = 0
 
     def count(self, fault: str) -> None:
         """One more fault, told in a sentence without its full stop. Raises UserError beyond the limit."""
-        now = self._clock()
-        self._recent.append(now)
-        while self._recent[0] <= now - self._window_s:
-            self._recent.popleft()
-        if len(self._recent) > self._max_restarts:
-            times = "once" if len(self._recent) == 1 else f"{len(self._recent)} times"
-            raise UserError(
-                f"environments broke {times} within {self._window_s:g} s and env.max_restarts is "
-                f"{self._max_restarts}: mend the environment or raise the limit; the last: {fault}"
-            )
-        self.num_restarts += 1
+        with self._counting:
+            now = self._clock()
+            self._recent.append(now)
+            while self._recent[0] <= now - self._window_s:
+                self._recent.popleft()
+            num_recent = len(self._recent)
+            if num_recent <= self._max_restarts:
+                self.num_restarts += 1
+                return
+        times = "once" if num_recent == 1 else f"{num_recent} times"
+        raise UserError(
+            f"environments broke {times} within {self._window_s:g} s and env.max_restarts is "
+            f"{self._max_restarts}: mend the environment or raise the limit; the last: {fault}"
+        )
 
 
 def seed_after(seed: int, index: int, num_restarts: int) -> int:

@@ -33,13 +33,18 @@ _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 2.0
 
 
-def make_worker_env(section: EnvSection, num_envs: int, make_part: Callable[[int], BatchEnv]) -> BatchEnv:
+def make_worker_env(
+    section: EnvSection,
+    num_envs: int,
+    make_part: Callable[[int], BatchEnv],
+    restarts: Restarts | None = None,
+) -> BatchEnv:
     """`num_envs` environments in `section.workers` processes, each made by `make_part(its share)` there.
 
     `make_part` can be pickled. Environment i of the whole gets seed + i, if parts seed theirs that way.
-    Raises UserError.
+    `restarts`: the count that these environments share with others of the same actor. Raises UserError.
     """
-    env = WorkerEnv(section, num_envs, make_part)
+    env = WorkerEnv(section, num_envs, make_part, restarts or Restarts(section.max_restarts))
     try:
         env.start()
     except BaseException:
@@ -53,10 +58,11 @@ class WorkerEnv:
 
     waits = True
 
-    def __init__(self, section: EnvSection, num_envs: int, make_part: MakePart) -> None:
+    def __init__(self, section: EnvSection, num_envs: int, make_part: MakePart, restarts: Restarts) -> None:
         self._section = section
         self._make_part = make_part
-        self._restarts = Restarts(section.max_restarts)
+        self._restarts = restarts
+        self.num_restarts = 0
         self._start_timeout_s = max(_START_TIMEOUT_S, section.step_timeout_s)
         self._shares = _shares(num_envs, section.workers or _num_cpus())
         self._workers: list[Worker] = []
@@ -69,10 +75,6 @@ class WorkerEnv:
         self._calling = threading.Lock()
         self._usable = True
         self._closed = False
-
-    @property
-    def num_restarts(self) -> int:
-        return self._restarts.num_restarts
 
     def start(self) -> None:
         """Starts the workers and lays out the block; to be called once."""
@@ -161,7 +163,7 @@ class WorkerEnv:
         while worker.num_restarts < report.num_restarts:
             worker.num_restarts += 1
             fault = report.log[-1][-1] if report.log else "an environment was started again"
-            self._restarts.count(f"worker {worker.index}: {fault}")
+            self._count(f"worker {worker.index}: {fault}")
 
     def _restart(self, worker: Worker, fault: str) -> None:
         """Puts a worker with another seed in the place of one that hangs or is dead."""
@@ -171,7 +173,7 @@ class WorkerEnv:
             self._check_open()
             fault = f"{self._describe(worker)} {fault}"
             log.warning("%s; it is started again", fault)
-            self._restarts.count(fault)
+            self._count(fault)
             worker = self._workers[worker.index] = self._start_worker(worker.index)
             # A close that came before did not know this worker; one that comes now does.
             self._check_open()
@@ -186,13 +188,17 @@ class WorkerEnv:
         part = worker.receive_slots()
         self._check_specs(worker, part, self.slots)
         worker.attach(self._block, self.slots, self._rows[worker.index])
-        worker.reset(seed_after(self._seed, worker.first_env, self.num_restarts))
+        worker.reset(seed_after(self._seed, worker.first_env, self._restarts.num_restarts))
         reply = await_replies([worker], self._start_timeout_s)[worker.index]
         if isinstance(reply, str):
             return f"{reply} at its first reset"
         if reply:
             self._hear(worker, reply)
         return ""
+
+    def _count(self, fault: str) -> None:
+        self._restarts.count(fault)
+        self.num_restarts += 1
 
     def _start_worker(self, index: int) -> Worker:
         first_env, num_envs = self._shares[index]
