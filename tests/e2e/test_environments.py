@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "half_cheetah": {"env": {"id": "HalfCheetah-v5"}, "policy": {**MLP, "recurrent": "gru"}},
     "own_file": {"env": {"id": "lamps.py:Lamps", "kwargs": {"num_lamps": 4}}, "policy": MLP},
     "batch_of_4096": {
-        "env": {"id": "batch_env.py:make_batch"},
+        "env": {"id": "batch_env.py:Points"},
         "policy": MLP,
         "actor": {"envs": 8192, "groups": 2, "unroll_length": 10},
         "learner": {"batch_envs": 4096},
