@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 from shoal.config.tree import PolicySection
 from shoal.errors import UserError
-from shoal.policy.network import Policy, build_policy
+from shoal.policy.network import Choice, Policy, build_policy
 from shoal.policy.weights import load_policy_bytes
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
 
@@ -32,6 +32,27 @@ def test_round_trip(spec: EnvSpec) -> None:
     arguments = {"observation": torch.randn(3, 5, 4)}, torch.zeros(3, 5, dtype=torch.bool), {}
     assert torch.equal(source(*arguments).params, target(*arguments).params)
     assert torch.equal(source(*arguments).value, target(*arguments).value)
+
+
+@pytest.mark.parametrize("kind", ["actor_critic", "q", "soft_actor_critic", "deterministic"])
+@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+def test_every_kind_acts_the_same_after_a_round_trip(kind: str, recurrent: str) -> None:
+    box = BoxAction((2,), (-1, -1), (1, 1))
+    action = box if kind in ("soft_actor_critic", "deterministic") else DiscreteAction(3)
+    spec = EnvSpec("Test-v0", (*OBSERVATION, ArraySpec("image", "uint8", (36, 36))), action)
+    config = PolicySection.model_validate({"kind": kind, "recurrent": recurrent, "frame_stack": 2})
+    source, target = build_policy(config, spec), build_policy(config, spec)
+    load_policy_bytes(target, save(source.state_dict()))
+
+    seen = {"observation": torch.randn(5, 4), "image": torch.randint(0, 256, (5, 36, 36), dtype=torch.uint8)}
+    first, choice = torch.ones(5, dtype=torch.bool), Choice(greedy=torch.ones(5, dtype=torch.bool))
+    one, other = (
+        policy.act(seen, first, policy.initial_state(5, torch.device("cpu")), choice)
+        for policy in (source, target)
+    )
+    for ours, theirs in ((one.outputs, other.outputs), (one.state, other.state)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_policy_stays_trainable() -> None:
