@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.learner.checkpoint import CheckpointStore
 from services.learner.files import DirectoryLock
-from services.learner.metrics import LearnerMetrics, PolicyMeter
+from services.learner.metrics import LearnerMetrics, PolicyMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
 from services.learner.versions import VersionCounter
@@ -27,7 +27,7 @@ class Parts:
     publisher: WeightsPublisher
     versions: VersionCounter
     store: CheckpointStore
-    meter: PolicyMeter
+    metrics: PolicyMetrics
 
 
 def build_parts(config: Config, metrics: LearnerMetrics) -> tuple[Parts, ...]:

@@ -68,7 +68,7 @@ def test_each_policy_has_its_place_and_no_result_of_an_earlier_session(tmp_path:
 
     async def build() -> list[Path]:
         parts = build_parts(config, LearnerMetrics(CollectorRegistry()))
-        assert [part.meter.policy for part in parts] == ["red", "blue"]
+        assert [part.metrics.policy for part in parts] == ["red", "blue"]
         assert [part.versions.next() for part in parts] == [0, 0]
         return [part.store.path for part in parts]
 
