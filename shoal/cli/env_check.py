@@ -126,7 +126,8 @@ def measure(
 ) -> None:
     """Steps with random allowed actions for so long, then looks whether the seed repeats itself."""
     chance = np.random.default_rng(seed)
-    shown = env.reset(seed)
+    # The first step may compile something.
+    shown = env.step(random_actions(env, env.reset(seed), chance))
     totals = {policy: _Totals(slots.num) for policy, slots in env.slots.items()}
     start = told = clock()
     while told - start < seconds or not found.num_calls:

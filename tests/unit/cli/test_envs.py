@@ -218,16 +218,16 @@ class Ticking:
 def test_figures_against_a_count_by_hand() -> None:
     found, told, ticks = Measurement("sync"), list[float](), iter(range(1000))
     measure(Ticking(), found, 16.0, 1, told.append, clock=lambda: float(next(ticks)))
-    # The clock is read once, then before and after each step: 8 steps of one second each.
+    # One step for a start. The clock is read once, then before and after each step: 8 of one second each.
     assert found.num_calls == 8
     assert found.seconds == 8.0
     assert found.num_steps == 2 * 6, "two of eight steps lead to a first observation"
     assert found.steps_per_s == 1.5
     assert found.num_episodes == 4
-    assert found.sum_lengths == 4 * 3
-    assert found.sum_returns == 4 * 6.0
+    assert found.sum_lengths == 2 * (2 + 3), "the step for a start is not counted"
+    assert found.sum_returns == 2 * (4.0 + 6.0)
     assert (found.min_reward, found.max_reward) == (0.0, 2.0)
-    assert found.max_observation == {"observation": 8.0}
+    assert found.max_observation == {"observation": 9.0}
     assert found.num_restarts == 3
     assert found.repeats
     assert told[-1] == 1.0
