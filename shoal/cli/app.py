@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.envs import envs
 from shoal.cli.replay import replay
 from shoal.cli.report import report
 from shoal.cli.say import complain, say
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(report)
 app.add_typer(replay, name="replay")
+app.add_typer(envs, name="envs")
 
 
 def _print_version(wanted: bool) -> None:

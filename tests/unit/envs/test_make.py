@@ -18,6 +18,7 @@ from shoal.config.tree import EnvSection, WrapperSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
 from shoal.envs.native import NativeEnv
+from shoal.envs.restarts import Restarts
 from shoal.envs.sync import SyncEnv
 from shoal.errors import UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
@@ -354,7 +355,9 @@ def test_async_is_handed_to_worker_processes(monkeypatch: pytest.MonkeyPatch) ->
     """What they get can be sent to another process and makes the environments there."""
     workers = ModuleType("shoal.envs.workers")
 
-    def make_worker_env(section: EnvSection, num: int, make_part: Callable[[int], BatchEnv]) -> BatchEnv:
+    def make_worker_env(
+        section: EnvSection, num: int, make_part: Callable[[int], BatchEnv], restarts: Restarts
+    ) -> BatchEnv:
         assert num == 6
         return pickle.loads(pickle.dumps(make_part))(2)  # type: ignore[no-any-return]  # noqa: S301
 
@@ -374,7 +377,9 @@ def test_an_environment_with_agents_is_handed_on(monkeypatch: pytest.MonkeyPatch
     multi_agent = ModuleType("shoal.envs.multi_agent")
     seen: list[Any] = []
 
-    def make_multi_agent_env(section: EnvSection, num: int, make_one: Callable[[], Any], env_id: str) -> str:
+    def make_multi_agent_env(
+        section: EnvSection, num: int, make_one: Callable[[], Any], env_id: str, restarts: Restarts
+    ) -> str:
         seen.extend([section.id, num, make_one().possible_agents, env_id])
         return "env"
 
