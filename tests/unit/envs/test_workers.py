@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -320,6 +320,7 @@ def test_closing_ends_a_step_that_is_under_way() -> None:
     env.close()
     stepping.join(5)
     assert "closed" in str(raised[0])
+    assert env.num_restarts == 0
     assert all(gone(worker) for worker in workers)
 
 
@@ -357,12 +358,18 @@ if __name__ == "__main__":
 """
 
 
-def program(tmp_path: Path, action: int) -> subprocess.Popen[str]:
+@contextmanager
+def program(tmp_path: Path, action: int) -> Iterator[subprocess.Popen[str]]:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     command = [sys.executable, str(path), str(action)]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_a_killed_actor_leaves_nothing(tmp_path: Path) -> None:
@@ -373,13 +380,13 @@ def test_a_killed_actor_leaves_nothing(tmp_path: Path) -> None:
         wait_until(hanging.children)
         left = [idle, hanging, *hanging.children()]
         actor.kill()
-    wait_until(lambda: all(gone(process) for process in left))
+        wait_until(lambda: all(gone(process) for process in left))
     assert os.listdir("/dev/shm") == blocks
 
 
 def test_an_actor_that_ends_without_closing_ends(tmp_path: Path) -> None:
     with program(tmp_path, 0) as actor:
-        out, err = actor.communicate(timeout=30)
+        out, err = actor.communicate(timeout=20)
     assert actor.returncode == 0, err
     workers = [int(pid) for pid in out.split()]
     assert len(workers) == 2
