@@ -77,7 +77,7 @@ class Worker:
         self.process.join(_KILL_TIMEOUT_S)
         code = self.process.exitcode
         if code is not None and code < 0:
-            return f"died of signal {-code} ({signal.Signals(-code).name})"
+            return f"died of signal {-code} ({signal.strsignal(-code)})"
         return f"died with exit code {code}"
 
     def ask_to_end(self) -> None:
