@@ -20,6 +20,7 @@ from shoal.envs.worker_process import CLOSE, RESET, STEP, MakePart, run_worker
 
 # What is killed is gone at once, unless the kernel is busy with it.
 _KILL_TIMEOUT_S = 2.0
+_PIECE_S = 1.0
 # Forked by a server process that has none of our event loop, threads and signal handlers; what that
 # imports once they need not import each.
 _PRELOAD = ["shoal.envs.worker_process", "shoal.envs.make"]
@@ -76,7 +77,7 @@ class Worker:
         self.process.join(_KILL_TIMEOUT_S)
         code = self.process.exitcode
         if code is not None and code < 0:
-            return f"died of signal {-code} ({signal.Signals(-code).name})"
+            return f"died of signal {-code} ({signal.strsignal(-code)})"
         return f"died with exit code {code}"
 
     def ask_to_end(self) -> None:
@@ -124,11 +125,13 @@ def await_replies(workers: Sequence[Worker], timeout_s: float) -> dict[int, byte
         for fd in (worker.conn.fileno(), worker.process.sentinel):
             poll.register(fd, select.POLLIN)
             by_fd[fd] = worker
-    deadline = time.monotonic() + timeout_s
-    while len(replies) < len(workers):
-        events = poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3)
+    left_s = timeout_s
+    while len(replies) < len(workers) and left_s > 0:
+        # Looked at in short pieces: while this process was stopped the workers were perhaps stopped too.
+        piece_s = min(left_s, _PIECE_S)
+        events = poll.poll(piece_s * 1e3)
         if not events:
-            break
+            left_s -= piece_s
         for fd, _ in events:
             worker = by_fd[fd]
             if worker.index not in replies:

@@ -38,9 +38,9 @@ CLOSE = b"c"
 
 MakePart = Callable[[int], BatchEnv]
 
-# Lines that an environment logs within one step; more of them is a flood, and a pipe is small.
+# Messages that are logged within one step, and their length: more is a flood.
 _MAX_LOG_LINES = 20
-_MAX_LINE = 2000
+_MAX_LINE = 10_000
 _F_SETSIG = 10  # from Linux's fcntl.h; the module does not have it before Python 3.13
 
 
@@ -135,7 +135,8 @@ class _LogForwarder(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if len(self.lines) < _MAX_LOG_LINES:
-            self.lines.append((record.levelno, record.name, record.getMessage()[:_MAX_LINE]))
+            # With the traceback, if there is one.
+            self.lines.append((record.levelno, record.name, self.format(record)[:_MAX_LINE]))
 
     def take(self) -> list[tuple[int, str, str]]:
         lines, self.lines = self.lines, []

@@ -162,7 +162,7 @@ class WorkerEnv:
             raise ShoalError(f"{self._describe(worker)} raised at step {worker.num_steps}:\n{report.error}")
         while worker.num_restarts < report.num_restarts:
             worker.num_restarts += 1
-            fault = report.log[-1][-1] if report.log else "an environment was started again"
+            fault = report.log[-1][-1].partition("\n")[0] if report.log else "started an environment again"
             self._count(f"worker {worker.index}: {fault}")
 
     def _restart(self, worker: Worker, fault: str) -> None:

@@ -102,7 +102,7 @@ class Part:
             raise UserError("the part says what to do")
         elif action == RESTART:
             self.num_restarts += 1
-            logging.getLogger("parts").warning("copy 0 broke")
+            logging.getLogger("parts").warning("copy 0 broke", exc_info=ValueError("a flat tyre"))
 
 
 def _step(
