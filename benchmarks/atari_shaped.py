@@ -7,6 +7,7 @@ machine change within minutes. A run is a real one, all services as processes of
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from benchmarks.compute_limit import Limit
 from benchmarks.console import print_table, verdict
 from benchmarks.frames_env import ENV_ID
 from benchmarks.local_run import flags, measure_train
-from benchmarks.usage import Window, cores_by_use
+from benchmarks.usage import NOT_OURS, Window, cores_by_use
 
 TARGET = 0.80
 REQUIRED = 0.70
@@ -138,8 +139,15 @@ def print_cores(measured: Round) -> None:
         ["", "core-seconds", "share", "us per step"],
         [_row(what, seconds, total_s, window.trained_steps) for what, seconds in rows]
         + [_row("all cores", total_s, total_s, window.trained_steps)],
-        [f"{total_s:.1f} core-seconds in {window.seconds:.1f} s; the two bare rows add up to the figure."],
+        [
+            f"{total_s:.1f} core-seconds in {window.seconds:.1f} s; the two bare rows add up to the figure.",
+            f"Of what other programs left: {measured.share / (1 - _foreign(rows) / total_s):.2f}.",
+        ],
     )
+
+
+def _foreign(rows: Sequence[tuple[str, float]]) -> float:
+    return sum(seconds for what, seconds in rows if what in NOT_OURS)
 
 
 def _row(what: str, seconds: float, total_s: float, num_steps: float) -> list[str]:

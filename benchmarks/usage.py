@@ -20,6 +20,9 @@ from shoal.cli.scrape import Metrics, by_label, fetch, parse, total
 from shoal.errors import UnavailableError
 
 LAUNCHER = "launcher"
+OTHERS, STOLEN = "other programs", "stolen by the host"
+# Cores that the run could not have had.
+NOT_OURS = (OTHERS, STOLEN)
 TRAINED = "shoal_learner_env_steps_total"
 
 
@@ -182,5 +185,5 @@ def cores_by_use(window: Window, parts: Mapping[str, Mapping[str, float]]) -> li
     stolen_s = end.machine.stolen_s - begin.machine.stolen_s
     total_s = end.machine.total_s - begin.machine.total_s
     others_s = total_s - idle_s - stolen_s - sum(seconds for _, seconds in rows)
-    rows += [("other programs", others_s), ("stolen by the host", stolen_s), ("idle", idle_s)]
+    rows += [(OTHERS, others_s), (STOLEN, stolen_s), ("idle", idle_s)]
     return rows
