@@ -98,8 +98,8 @@ def cases() -> list[Case]:
 def measure(settings: Settings, directory: Path, chosen: Sequence[Case] | None = None) -> None:
     """Print P4, and where the time goes where it is missed."""
     print(
-        f"\nP4  inference: {NUM_ACTORS} actors x {ENVS_PER_ACTOR} envs, one step in flight each; target: at most "
-        f"{TARGET:g} x (bare forward pass of {BATCH} + bare gRPC echo of the same bytes)"
+        f"\nP4  inference: {NUM_ACTORS} actors x {ENVS_PER_ACTOR} envs, one step in flight each; target: "
+        f"at most {TARGET:g} x (bare forward pass of {BATCH} + bare gRPC echo of the same bytes)"
     )
     for number, case in enumerate(chosen or cases()):
         place = directory / f"p4-{number}"
