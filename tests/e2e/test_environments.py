@@ -62,7 +62,9 @@ def train(directory: Path, config: Mapping[str, Any]) -> RunDir:
     return RunDir(directory / "run")
 
 
-def check_ledger(run_dir: RunDir, policy: str, trained: int, config: Mapping[str, Any]) -> None:
+def check_ledger(
+    run_dir: RunDir, policy: str, trained: int, config: Mapping[str, Any], slots_per_env: int = 1
+) -> None:
     """Trained is what was handed over, but for what was under way when the learner ended."""
     log = run_dir.log("actor-0").read_text()
     words = re.search(
@@ -70,22 +72,22 @@ def check_ledger(run_dir: RunDir, policy: str, trained: int, config: Mapping[str
     )
     assert words is not None, log
     num_acked, num_unacked, handed_over, dropped = map(int, words.groups())
-    num_items = num_acked + num_unacked
     actor, learner = config["actor"], config["learner"]
-    group_steps = actor["envs"] // actor["groups"] * actor["unroll_length"]
+    group_steps = slots_per_env * actor["envs"] // actor["groups"] * actor["unroll_length"]
     batch_steps = learner["batch_envs"] * actor["unroll_length"]
-    # The queue, what the learner asked for ahead, its batches, and what waited for room in the queue.
-    most_items = config["replay"]["tables"]["train"]["max_items"] + 2 + 1 + actor["groups"]
-    agents = handed_over / max(num_items * group_steps, 1)
-    under_way = (most_items * group_steps * max(agents, 1)) + 4 * batch_steps
-    print(f"{policy}: {handed_over} handed over, {trained} trained, {dropped} dropped, {num_items} items")
-    assert trained <= handed_over
-    assert handed_over - trained <= under_way
-    assert dropped <= group_steps * actor["groups"] * max(agents, 1)
+    # The queue, what the learner asked for ahead, what waited for room in the queue; and its batches.
+    most_items = config["replay"]["tables"]["train"]["max_items"] + 3 + actor["groups"]
+    under_way = most_items * group_steps + 4 * batch_steps
+    print(
+        f"{policy}: {handed_over} steps handed over in {num_acked} + {num_unacked} trajectories, "
+        f"{trained} trained, {dropped} dropped"
+    )
+    assert handed_over - under_way <= trained <= handed_over
+    assert dropped <= group_steps * actor["groups"]
 
 
-def losses(run_dir: RunDir) -> list[float]:
-    events = EventAccumulator(str(run_dir.root / "tensorboard"))
+def losses(directory: Path) -> list[float]:
+    events = EventAccumulator(str(directory / "tensorboard"))
     events.Reload()
     return [scalar.value for scalar in events.Scalars("training/loss")]
 
@@ -97,5 +99,31 @@ def test_every_kind_of_environment_is_trained_on(name: str, tmp_path: Path) -> N
     result = json.loads(run_dir.result.read_text())
     assert result["reason"] == "steps"
     assert result["env_steps"] >= config["stop"]["steps"]
-    assert all(map(math.isfinite, losses(run_dir)))
+    assert all(map(math.isfinite, losses(run_dir.root)))
     check_ledger(run_dir, "policy", result["env_steps"], config)
+
+
+def test_a_game_of_several_agents_trains_two_policies(tmp_path: Path) -> None:
+    game = {
+        "env": {
+            "id": "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
+            "kwargs": {"max_cycles": 60},
+            "policies": {"archers": ["archer_*"], "knights": ["knight_*"]},
+        },
+        "policy": MLP,
+        "actor": {"envs": 8, "groups": 2, "unroll_length": 10},
+        "steps": 1500,
+    }
+    config = config_of(game)
+    run_dir = train(tmp_path, config)
+    ended_by = json.loads(run_dir.result.read_text())
+    results = {
+        policy: json.loads((run_dir.root / "policies" / policy / "result.json").read_text())
+        for policy in ("archers", "knights")
+    }
+    assert ended_by["reason"] == "steps"
+    assert results[ended_by["policy"]]["env_steps"] >= 1500
+    for policy, result in results.items():
+        assert result["learner_steps"] > 0
+        assert all(map(math.isfinite, losses(run_dir.root / "policies" / policy)))
+        check_ledger(run_dir, policy, result["env_steps"], config, slots_per_env=2)
