@@ -88,15 +88,16 @@ def _oddities(found: Measurement) -> Iterator[str]:
 
 
 def _spec_table(check: Check) -> Table:
-    table = Table(title=f"{next(iter(check.slots.values())).spec.env_id}", title_justify="left")
-    has_policies = list(check.slots) != [DEFAULT_POLICY]
-    if has_policies:
+    table = Table(title=next(iter(check.slots.values())).spec.env_id, title_justify="left")
+    num_slots = sum(slots.num for slots in check.slots.values())
+    has_agents = list(check.slots) != [DEFAULT_POLICY] or num_slots != check.num_envs
+    if has_agents:
         table.add_column("policy")
         table.add_column("agents", justify="right")
     for column in ("array", "dtype", "shape", ""):
         table.add_column(column)
     for policy, slots in check.slots.items():
-        who = [policy, f"{slots.num // check.num_envs}"] if has_policies else []
+        who = [policy, f"{slots.num // check.num_envs}"] if has_agents else []
         for array in slots.spec.observation:
             note = "allowed actions" if array.name == ACTION_MASK else ""
             if array.num_categories:

@@ -216,6 +216,11 @@ def test_mistakes_in_a_file_are_explained(own_file: Path, name: str, message: st
         (EnvSection(id="Zzzz-v0"), "unknown environment 'Zzzz-v0'; environments of other packages"),
         (EnvSection(id="what ever"), "env.id 'what ever' is not a valid id"),
         (EnvSection(id="no_such_module:X-v0"), "cannot import 'no_such_module' for environment"),
+        (
+            EnvSection(id="gymnasium.envs.classic_controls:X"),
+            "No module named .*classic_controls'; did you mean 'gymnasium.envs.classic_control'?",
+        ),
+        (EnvSection(id="gymnasium.envs.zzz:X"), "; gymnasium.envs has no zzz"),
         (EnvSection(id="gone.py:make"), "there is no file"),
         (EnvSection(id="Acrobot-v1", vectorization="native"), "has no batch of its own"),
         (
