@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.config.tree import EnvSection
-from shoal.envs.vector import make_vector_env
+from shoal.envs.make import make_batch_env
 from shoal.records import (
     ACTION,
+    DEFAULT_POLICY,
     FIRST,
     LOG_PROB,
     OBSERVATION,
@@ -24,15 +25,15 @@ SMALL_UNROLL = 32
 
 def cartpole(num_items: int, unroll_length: int = SMALL_UNROLL) -> list[Trajectory]:
     """One env each, random actions, with everything that an actor sends."""
-    env = make_vector_env(EnvSection(), num_items)
+    env = make_batch_env(EnvSection(), num_items)
     columns = _columns(unroll_length, num_items, np.zeros((unroll_length + 1, num_items, 4), np.float32))
     columns[LOG_PROB][:] = np.log(0.5)
     rng = np.random.default_rng(1)
-    step = env.reset(seed=1)
+    step = env.reset(seed=1)[DEFAULT_POLICY]
     for t in range(unroll_length + 1):
         columns[OBSERVATION][t], columns[FIRST][t] = step.observation[OBSERVATION], step.first
         columns[ACTION][t] = rng.integers(2, size=num_items)
-        step = env.step(columns[ACTION][t])
+        step = env.step({DEFAULT_POLICY: columns[ACTION][t]})[DEFAULT_POLICY]
         columns[REWARD][t], columns[TERMINATED][t] = step.reward, step.terminated
         columns[TRUNCATED][t] = step.truncated
     return [
