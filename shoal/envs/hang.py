@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 # Environments that hold Python's lock stop the watch too; then this much later the process ends all the same.
 _LOCKED_S = 30.0
 _MAX_POLL_S = 1.0
+# The first reset and the first step may compile things.
+_START_TIMEOUT_S = 120.0
+_FIRST_TURNS = 3
 
 
 @runtime_checkable
@@ -90,16 +93,19 @@ class HangWatch:
         timeout_s: float,
         on_hang: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        start_timeout_s: float = _START_TIMEOUT_S,
     ) -> None:
         """`timeout_s` is `env.step_timeout_s`; `on_hang` is called instead of ending the process."""
         self._timeout_s = timeout_s
+        self._start_timeout_s = max(timeout_s, start_timeout_s)
         self._poll_s = min(_MAX_POLL_S, timeout_s / 4)
         self._on_hang = on_hang
         self._clock = clock
         self._envs: list[WatchedEnv] = []
-        # Per environment: what it was at, and since when.
+        # Per environment: what it was at, and since when, by `_watched_s`.
         self._seen: dict[int, tuple[tuple[int, str], float]] = {}
         self._last_look = clock()
+        self._watched_s = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hang-watch", daemon=True)
 
@@ -125,11 +131,10 @@ class HangWatch:
     def look(self) -> bool:
         """One look at all environments; True if one hangs, which is reported."""
         now = self._clock()
-        # The process was stopped or starved: that is not the environment's time.
-        if now - self._last_look > self._timeout_s / 2 + self._poll_s:
-            self._seen.clear()
+        # Time in which this process was stopped or starved is not the environment's.
+        self._watched_s += min(now - self._last_look, 2 * self._poll_s)
         self._last_look = now
-        hanging = [index for index, env in enumerate(self._envs) if self._hangs(index, env, now)]
+        hanging = [i for i, env in enumerate(self._envs) if self._hangs(i, env, self._watched_s)]
         return bool(hanging)
 
     def _hangs(self, index: int, env: WatchedEnv, now: float) -> bool:
@@ -142,7 +147,7 @@ class HangWatch:
         if seen != at:
             self._seen[index] = (at, now)
             return False
-        if now - since < self._timeout_s:
+        if now - since < (self._start_timeout_s if turns <= _FIRST_TURNS else self._timeout_s):
             return False
         self._report(env, now - since)
         self._seen.pop(index)
@@ -173,7 +178,7 @@ class HangWatch:
         ends one whose lock is never given back."""
         if self._on_hang is None:
             with contextlib.suppress(RuntimeError, OSError, AttributeError):  # no stderr to write to
-                faulthandler.dump_traceback_later(self._timeout_s + _LOCKED_S, exit=True)
+                faulthandler.dump_traceback_later(self._start_timeout_s + _LOCKED_S, exit=True)
 
 
 def _end_process() -> None:
