@@ -34,9 +34,16 @@ class FrameStack:
         """Stacks [B, k, ...] with the newest frame last, and the frames that the next step needs."""
         if not self.state:
             return observation, {}
-        row = {name: observation[name].unsqueeze(0) for name in self._names}
-        unrolled = self.unroll(row, first.unsqueeze(0), state)
-        stacks = {name: stack.squeeze(0) for name, stack in unrolled.items()}
+        if torch.compiler.is_compiling():
+            # Looked up by index, a compiled frame would be read byte by byte.
+            stacks = {
+                name: _stack(observation[name].unsqueeze(1), state[FRAMES + name], first)
+                for name in self._names
+            }
+        else:
+            row = {name: observation[name].unsqueeze(0) for name in self._names}
+            unrolled = self.unroll(row, first.unsqueeze(0), state)
+            stacks = {name: stack.squeeze(0) for name, stack in unrolled.items()}
         return stacks, {FRAMES + name: stack[:, 1:] for name, stack in stacks.items()}
 
     def unroll(
@@ -49,7 +56,7 @@ class FrameStack:
         stacks = {}
         for name in self._names:
             frames = torch.cat([state[FRAMES + name].transpose(0, 1), observation[name]])
-            # Whole frames are copied, not single elements: a fourth of the time of `torch.where`.
+            # Whole frames are copied, not single elements: a fourth of `torch.where`'s time.
             flat = frames.flatten(0, 1).index_select(0, rows_SBk.flatten())
             stacks[name] = flat.reshape(*rows_SBk.shape, *frames.shape[2:])
         return stacks
@@ -64,3 +71,9 @@ class FrameStack:
         age_k = torch.arange(self._num_before, -1, -1, device=device)
         row_SBk = torch.maximum(row_S1.unsqueeze(-1) - age_k, start_SB.unsqueeze(-1)) + self._num_before
         return row_SBk * num_envs + torch.arange(num_envs, device=device).unsqueeze(-1)
+
+
+def _stack(newest: Tensor, before: Tensor, first: Tensor) -> Tensor:
+    """[B, k, ...] of [B, 1, ...] and [B, k - 1, ...]."""
+    starts = first.reshape(-1, *(1,) * (newest.ndim - 1))
+    return torch.cat([torch.where(starts, newest, before), newest], dim=1)

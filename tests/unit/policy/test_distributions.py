@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shoal.policy.distributions import Categorical, DiagonalGaussian
+from shoal.policy.masks import allowed_actions
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +87,27 @@ def test_gradients_reach_the_parameters() -> None:
     (ours.log_prob(torch.tensor([0, 1, 2, 0])).sum() + ours.entropy().sum()).backward()
     assert logits.grad is not None
     assert float(logits.grad.abs().sum()) > 0
+
+
+def test_masked_categorical_agrees_with_torch_over_what_is_allowed() -> None:
+    logits = torch.randn(6, 5) * 3
+    allowed = torch.tensor([True, False, True, True, False])
+    ours = Categorical(logits, allowed.expand(6, 5))
+    reference = torch.distributions.Categorical(logits=logits[:, allowed])
+
+    torch.testing.assert_close(ours.log_probs[:, allowed], reference.logits)
+    torch.testing.assert_close(ours.entropy(), reference.entropy())
+    assert bool((ours.log_probs.exp()[:, ~allowed] == 0).all())
+    assert bool(ours.log_probs.isfinite().all())
+
+
+def test_rows_without_an_allowed_action_allow_all() -> None:
+    mask = torch.tensor([[0, 1, 0], [0, 0, 0]], dtype=torch.int8)
+    expected = torch.tensor([[False, True, False], [True, True, True]])
+    assert torch.equal(allowed_actions(mask), expected)
+
+
+def test_not_even_the_rarest_random_number_draws_a_forbidden_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand_like", torch.zeros_like)
+    only_last = Categorical(torch.zeros(4, 3), torch.tensor([False, False, True]).expand(4, 3))
+    assert only_last.sample().tolist() == [2, 2, 2, 2]

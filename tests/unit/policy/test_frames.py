@@ -11,6 +11,7 @@ import torch
 from gymnasium.wrappers import FrameStackObservation
 from torch import Tensor
 
+from shoal.codec import DTYPES
 from shoal.policy.frames import FrameStack
 from shoal.records import ArraySpec
 
@@ -65,7 +66,11 @@ def empty_state(stack: FrameStack, num_envs: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("num_frames", [2, 3, 4, 9])
-def test_steps_equal_gymnasiums_stacks(num_frames: int) -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_equal_gymnasiums_stacks(
+    num_frames: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiled)
     expected, first = gymnasium_stacks(num_frames)
     assert len(expected) == NUM_ROWS
     stack = frame_stack(num_frames)
@@ -102,3 +107,14 @@ def test_one_frame_is_no_work_and_no_memory() -> None:
     assert seen is observation
     assert state == {}
     assert stack.unroll(observation, first, {}) is observation
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_every_dtype_of_the_wire_can_be_stacked(dtype: str) -> None:
+    stack = FrameStack((ArraySpec("observation", dtype, (2,)),), 3)
+    of_dtype = getattr(torch, dtype)
+    observation = {"observation": torch.ones(4, 2).to(of_dtype)}
+    state = {"frames.observation": torch.zeros(4, 2, 2).to(of_dtype)}
+    seen, _ = stack.step(observation, torch.tensor([True, False, True, False]), state)
+    assert seen["observation"].dtype == of_dtype
+    assert seen["observation"].float()[:, 0, 0].tolist() == [1.0, 0.0, 1.0, 0.0]
