@@ -4,33 +4,42 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STAMP_ALL := $(VENV)/.installed-all
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything that the other targets need
+setup: $(STAMP) ## Make .venv with what training and development need
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: shoal needs Python 3.11 or newer and '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 	       "name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@echo "setup: installing into $(VENV), this takes some minutes ..."
+	@echo "setup: installing into $(VENV), this takes a minute or two ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
-	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[all]'
+	@$(PIP_INSTALL) --editable '.[learner,inference,dev]'
+	@touch $@
+	@echo "setup: done"
+
+setup-all: $(STAMP_ALL) ## Add every kind of environment, export and video; the tests need them
+
+$(STAMP_ALL): $(STAMP)
+	@echo "setup: installing environments of every kind, 1.5 GB on disk ..."
+	@$(PIP_INSTALL) --editable '.[all]'
 	@touch $@
 	@echo "setup: done"
 
 train: setup ## Train CartPole to a mean return of 475 with all four services
 	$(BIN)/shoal train cartpole --until-return 475
 
-test: setup ## Lint, types, proto check, unit, service, chaos and e2e tests
+test: setup-all ## Lint, types, proto check, unit, service, chaos and e2e tests
 	@start=$$(date +%s); \
 	for step in lint type proto-check unit service chaos e2e; do \
 	  echo "== $$step"; \
@@ -46,7 +55,7 @@ format: setup ## Rewrite all Python files in the house format
 	$(BIN)/ruff check --fix --quiet .
 	$(BIN)/ruff format .
 
-type: setup ## Static types of shoal and services
+type: setup-all ## Static types of shoal and services
 	$(BIN)/mypy
 
 proto: setup ## Regenerate shoal/v1 from proto/
@@ -55,25 +64,22 @@ proto: setup ## Regenerate shoal/v1 from proto/
 proto-check: setup ## Fail if shoal/v1 is not what proto/ generates
 	$(BIN)/python scripts/proto.py --check
 
-unit: setup ## Tests without sockets
+unit: setup-all ## Tests without sockets
 	$(PYTEST) -q tests/unit
 
-service: setup ## Tests of one real server with its real client
+service: setup-all ## Tests of one real server with its real client
 	$(PYTEST) -q tests/service
 
-chaos: setup ## Tests that kill shards, damage their files and fill their disks
+chaos: setup-all ## Tests that kill shards, damage their files and fill their disks
 	$(PYTEST) -q --timeout=300 tests/chaos
 
-e2e: setup ## Tests of whole runs with real processes
+e2e: setup-all ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 tests/e2e
 
-bench: setup ## Print the performance figures, with the machine
+bench: setup-all ## Print the performance figures, with the machine
 	$(BIN)/python -m benchmarks
 
-bench-replay: setup ## Print the figures of the replay, with Reverb beside it where that installs
-	@$(BIN)/python -c 'import ale_py' 2>/dev/null || $(BIN)/python -m pip install --quiet --quiet \
-	  --disable-pip-version-check --constraint constraints.txt --editable '.[atari]' || \
-	  echo "bench-replay: ale-py does not install, so the frames are made up" >&2
+bench-replay: setup-all ## Print the figures of the replay, with Reverb beside it where that installs
 	$(BIN)/python -m benchmarks.replay $(BENCH_ARGS)
 
 metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
