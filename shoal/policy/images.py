@@ -46,7 +46,7 @@ def image_layout(array: ArraySpec) -> ImageLayout | None:
 def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
     """[N, C, H, W] as floats from 0 to 255; a stack's frames [N, k, ...] become channels, frame by frame.
 
-    In memory the channels are last, which convolutions on a CPU are a third faster with.
+    In memory the channels are last: convolutions on a CPU train a third faster so.
     """
     if num_frames == 1:
         images = images.unsqueeze(1)

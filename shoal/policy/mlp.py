@@ -15,7 +15,7 @@ Activation = Literal["tanh", "relu"]
 
 
 class Tanh(nn.Module):
-    """tanh; in float32 on a CPU as 2 sigmoid(2x) - 1, which is the same to 1e-7 in a third of the time."""
+    """tanh; in float32 on a CPU as 2 sigmoid(2x) - 1, the same to 3e-7 in a third of the time."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32 or not x.is_cpu:
