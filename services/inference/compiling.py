@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -23,19 +24,26 @@ log = logging.getLogger(__name__)
 
 # The compiler treats one row as a case of its own.
 _ROWS = (2, 3, 1)
+# Programs for the same code: policies of a run, with and without each kind of exploration.
+_MAX_PROGRAMS = 64
 
 
 def compiled(policy: Policy) -> Policy:
     """Compiles when it is first called; batches have any number of rows, one program is for all of them."""
+    # Takes a second to import: only for those who compile.
+    from torch._dynamo import config
+
+    config.recompile_limit = _MAX_PROGRAMS
     policy.act = torch.compile(policy.act, dynamic=True)  # type: ignore[method-assign]
     return policy
 
 
-def compile_now(runner: Runner, policy: Policy, spec: EnvSpec) -> None:
+def compile_now(runner: Runner, build: Callable[[], Policy], spec: EnvSpec) -> None:
     """Runs made-up steps. Raises UserError if the compiler fails."""
     log.info("compiling the network ...")
     start = time.monotonic()
     try:
+        policy = build()
         for num_envs in _ROWS:
             session = Session(spec, num_envs)
             for _ in range(2):

@@ -219,12 +219,12 @@ class Engine:
 
     def _build_model(self, spec: EnvSpec) -> _Model:
         config, device = self._config, self._device
-        weights = HotSwap(lambda: self._build_policy(spec), device)
         runner = Runner(
             spec.observation, config.max_batch, device, self._metrics, config.precision, self._clock
         )
         if config.compile:
-            compile_now(runner, self._build_policy(spec).to(device).eval(), spec)
+            compile_now(runner, lambda: self._build_policy(spec).to(device).eval(), spec)
+        weights = HotSwap(lambda: self._build_policy(spec), device)
         return _Model(spec, weights, runner, self._loop.create_future())
 
     def _build_policy(self, spec: EnvSpec) -> Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -239,3 +240,39 @@ def _certain(spec: EnvSpec) -> WeightsSnapshot:
         tensor.zero_()
     weights["policy_head.bias"][2] = 50.0
     return WeightsSnapshot.of(1, save(weights))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_a_compiled_network_answers_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for any compiler; the one that torch takes by itself needs C++, which may not be here."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+    async def replies(**settings: object) -> list[np.ndarray]:
+        section = InferenceSection.model_validate({"id": "replica", **settings})
+        async with running_engine(section) as engine:
+            acting = asyncio.ensure_future(engine.connect(hello("policy", CODES, greedy=True)))
+            await engine.spec()
+            torch.manual_seed(3)
+            await engine.install(_fresh(CODES, POLICY))
+            session, _ = await acting
+            observation = {"observation": np.array([[1, 2], [-3, 1], [0, -2]], np.float32)}
+            reply = await engine.act(session, observation, np.ones(3, np.bool_))
+            return [reply.outputs["action"], reply.outputs["log_prob"]]
+
+    plain, compiled = asyncio.run(replies()), asyncio.run(replies(compile=True))
+    np.testing.assert_array_equal(compiled[0], plain[0])
+    np.testing.assert_allclose(compiled[1], plain[1], atol=1e-5)
+
+
+def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no C++ compiler\nand much more")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: fail)
+
+    async def scenario() -> None:
+        async with running_engine(InferenceSection(id="replica", compile=True)) as engine:
+            with pytest.raises(UserError, match=r"RuntimeError: no C\+\+ compiler\): .*inference.compile"):
+                await engine.connect(hello("policy", CODES))
+
+    asyncio.run(scenario())
