@@ -74,7 +74,10 @@ def processes(env: WorkerEnv) -> list[psutil.Process]:
 
 
 def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -418,4 +421,4 @@ def test_an_actor_that_ends_without_closing_ends(tmp_path: Path) -> None:
     assert actor.returncode == 0, err
     workers = [int(pid) for pid in out.split()]
     assert len(workers) == 2
-    assert not any(psutil.pid_exists(pid) and not gone(psutil.Process(pid)) for pid in workers)
+    assert not any(psutil.pid_exists(pid) for pid in workers)
