@@ -47,6 +47,8 @@ class Worker:
         )
         self.process.start()
         theirs.close()
+        # What becomes ready when it replies, and when it dies: the latter even if others hold its pipe.
+        self.fds = (self.conn.fileno(), self.process.sentinel)
 
     def describe(self) -> str:
         last = self.first_env + self.num_envs - 1
@@ -121,8 +123,7 @@ def await_replies(workers: Sequence[Worker], timeout_s: float) -> dict[int, byte
     poll = select.poll()
     by_fd = {}
     for worker in workers:
-        # The death of a process is seen by its sentinel even if others hold on to its pipe.
-        for fd in (worker.conn.fileno(), worker.process.sentinel):
+        for fd in worker.fds:
             poll.register(fd, select.POLLIN)
             by_fd[fd] = worker
     left_s = timeout_s
@@ -136,8 +137,8 @@ def await_replies(workers: Sequence[Worker], timeout_s: float) -> dict[int, byte
             worker = by_fd[fd]
             if worker.index not in replies:
                 replies[worker.index] = _reply(worker, fd)
-                poll.unregister(worker.conn.fileno())
-                poll.unregister(worker.process.sentinel)
+                for seen in worker.fds:
+                    poll.unregister(seen)
     for worker in workers:
         replies.setdefault(worker.index, f"did not answer within {timeout_s:g} s")
     return replies
@@ -145,7 +146,7 @@ def await_replies(workers: Sequence[Worker], timeout_s: float) -> dict[int, byte
 
 def _reply(worker: Worker, fd: int) -> bytes | str:
     try:
-        if fd == worker.conn.fileno() or worker.conn.poll():
+        if fd == worker.fds[0] or worker.conn.poll():
             return worker.conn.recv_bytes()
     except (EOFError, OSError):
         pass

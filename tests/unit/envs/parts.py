@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -126,6 +127,15 @@ class HangsAtReset(Part):
 class HangsWhenClosed(Part):
     def close(self) -> None:
         signal.pause()
+
+
+class HangsWhenMadeIf(Part):
+    """Once there is a certain file."""
+
+    def __init__(self, path: str, num_envs: int) -> None:
+        if Path(path).exists():
+            signal.pause()
+        super().__init__(num_envs)
 
 
 class DiesWhenMade(Part):
