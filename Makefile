@@ -68,7 +68,7 @@ e2e: setup ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 tests/e2e
 
 bench: setup ## Print the performance figures, with the machine
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-replay: setup ## Print the figures of the replay, with Reverb beside it where that installs
 	@$(BIN)/python -c 'import ale_py' 2>/dev/null || $(BIN)/python -m pip install --quiet --quiet \
