@@ -77,7 +77,7 @@ e2e: setup-all ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 tests/e2e
 
 bench: setup-all ## Print the performance figures, with the machine
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 bench-replay: setup-all ## Print the figures of the replay, with Reverb beside it where that installs
 	$(BIN)/python -m benchmarks.replay $(BENCH_ARGS)

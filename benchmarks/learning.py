@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.console import verdict
 from benchmarks.local_run import run_train
 
 P3_TARGET_S = 15.0
@@ -19,9 +20,11 @@ def measure(directory: Path, num_runs: int) -> None:
         trained = [sample for sample in run.samples if sample.env_steps]
         reached = run.samples[-1].episode_return if run.samples else None
         steps = trained[-1].env_steps if trained else 0
-        first_s = f"{trained[0].time_s:.1f} s" if trained else "never"
+        first_s = trained[0].time_s if trained else float("inf")
+        p3 = verdict(run.wall_clock_s, P3_TARGET_S, at_most=True)
+        p10 = verdict(first_s, P10_TARGET_S, at_most=True)
         print(
-            f"    seed {seed}: {run.wall_clock_s:.1f} s (target {P3_TARGET_S:g}), {steps:,} env steps, "
+            f"    seed {seed}: {run.wall_clock_s:.1f} s ({p3}), {steps:,} env steps, "
             f"return {reached or 0:.0f}, exit code {run.exit_code}; "
-            f"first trained batch after {first_s} (target {P10_TARGET_S:g})"
+            f"first trained batch after {first_s:.1f} s ({p10})"
         )

@@ -126,10 +126,10 @@ def _start(arguments: Sequence[str], run_dir: Path) -> Iterator[subprocess.Popen
         yield process
     finally:
         if process.poll() is None:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             try:
                 process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 # A second time kills everything at once.
-                process.send_signal(signal.SIGINT)
+                process.send_signal(signal.SIGTERM)
                 process.wait()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 
-from shoal.config.tree import EnvSection
-from shoal.envs.make import make_batch_env
 from shoal.records import (
     ACTION,
-    DEFAULT_POLICY,
     FIRST,
     LOG_PROB,
     OBSERVATION,
@@ -25,17 +23,20 @@ SMALL_UNROLL = 32
 
 def cartpole(num_items: int, unroll_length: int = SMALL_UNROLL) -> list[Trajectory]:
     """One env each, random actions, with everything that an actor sends."""
-    env = make_batch_env(EnvSection(), num_items)
+    env = gym.make_vec("CartPole-v1", num_envs=num_items, vectorization_mode="vector_entry_point")
     columns = _columns(unroll_length, num_items, np.zeros((unroll_length + 1, num_items, 4), np.float32))
     columns[LOG_PROB][:] = np.log(0.5)
     rng = np.random.default_rng(1)
-    step = env.reset(seed=1)[DEFAULT_POLICY]
+    observation, _ = env.reset(seed=1)
+    first = np.ones(num_items, np.bool_)
     for t in range(unroll_length + 1):
-        columns[OBSERVATION][t], columns[FIRST][t] = step.observation[OBSERVATION], step.first
+        columns[OBSERVATION][t], columns[FIRST][t] = observation, first
         columns[ACTION][t] = rng.integers(2, size=num_items)
-        step = env.step({DEFAULT_POLICY: columns[ACTION][t]})[DEFAULT_POLICY]
-        columns[REWARD][t], columns[TERMINATED][t] = step.reward, step.terminated
-        columns[TRUNCATED][t] = step.truncated
+        observation, reward, terminated, truncated, _ = env.step(columns[ACTION][t])
+        columns[REWARD][t], columns[TERMINATED][t], columns[TRUNCATED][t] = reward, terminated, truncated
+        # Next-step autoreset: the step after the end of an episode only starts the next one.
+        first = terminated | truncated
+    env.close()
     return [
         Trajectory({name: column[:, i : i + 1].copy() for name, column in columns.items()}, stream=i)
         for i in range(num_items)

@@ -76,7 +76,7 @@ class EchoCaller:
 
     async def open(self, number: int) -> Exchange:
         channel = grpc.aio.insecure_channel(self.target, OPTIONS)
-        call = channel.stream_stream(ECHO)(wait_for_ready=True)
+        call: Any = channel.stream_stream(ECHO)(wait_for_ready=True)
 
         async def exchange() -> None:
             await call.write(self.request)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from benchmarks.console import verdict
 from benchmarks.local_run import flags, measure_train
-from benchmarks.single_process import single_process_rate
 from benchmarks.usage import LAUNCHER, Window
 
 TARGET_STEPS_PER_S = 300_000
@@ -37,6 +36,8 @@ class Settings:
 
 def measure(settings: Settings, directory: Path) -> float:
     """Print P1 for these settings with its profile; return the rate."""
+    from benchmarks.single_process import single_process_rate
+
     window = measure_train(
         settings.arguments(),
         directory / f"p1-{settings.envs_per_message}",

@@ -27,6 +27,9 @@ class Moments:
         self._file = path.open("w", buffering=1)
         self._step_ended_s: float | None = None
 
+    def close(self) -> None:
+        self._file.close()
+
     def wrap(self) -> None:
         step, publish = Trainer.step, WeightsPublisher.publish
 

@@ -82,7 +82,7 @@ def measure(settings: Settings, directory: Path) -> None:
     services, moments = _services(settings, place)
     with running(services):
         seen, round_trips, load_s = asyncio.run(_watch(services[-2], settings))
-    published = _in_window(_read(moments), seen)
+    published = _in_window(read_moments(moments), seen)
     _print(published, seen, round_trips, load_s)
 
 
@@ -135,7 +135,7 @@ async def _watch(inference: ServiceProcess, settings: Settings) -> tuple[list[Se
     return seen, round_trips, (total(metrics, "shoal_inference_weight_load_seconds_total") or 0.0) / loads
 
 
-def _read(path: Path) -> list[Published]:
+def read_moments(path: Path) -> list[Published]:
     """The last line may be half written."""
     lines = path.read_text().splitlines(keepends=True)
     words = [line.split() for line in lines if line.endswith("\n")]
