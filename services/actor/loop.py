@@ -31,6 +31,7 @@ from shoal.envs.batch import BatchEnv
 from shoal.envs.hang import HangWatch
 from shoal.envs.make import make_batch_env
 from shoal.envs.restarts import Restarts
+from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
 from shoal.records import EnvSpec, Life
 from shoal.rpc.addresses import Address, AddressBook
@@ -46,6 +47,7 @@ CLOSING_S = 1.0
 
 async def run_actor(config: Config, context: ServiceContext) -> None:
     """Steps environments until `context.stopping`. Raises UserError for what only the user can mend."""
+    keep_freed_memory()
     section = config.actor
     metrics = ActorMetrics(context.registry, section.mode)
     metrics.envs.set(section.envs)

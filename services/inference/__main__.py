@@ -23,6 +23,7 @@ from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config import Config
 from shoal.config.policies import policy_places
+from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
 from shoal.policy.device import cpu_threads, pick_device
 from shoal.rpc.addresses import AddressBook
@@ -32,6 +33,7 @@ from shoal.rpc.server import RpcServer
 
 
 async def main(config: Config, context: ServiceContext) -> None:
+    keep_freed_memory()
     section = config.inference
     device = pick_device(section.device, "inference.device")
     # Replicas of one run must not draw the same actions.

@@ -15,6 +15,7 @@ from services.learner.parts import build_parts, take_run_dir
 from services.learner.servicer import WeightsServicer
 from shoal.config import Config
 from shoal.config.load import check_trainable
+from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
 from shoal.rpc.process import ServiceContext, run_service
 from shoal.rpc.server import RpcServer
@@ -25,6 +26,7 @@ CLOSING_S = 1.0
 
 async def main(config: Config, context: ServiceContext) -> None:
     check_trainable(config)
+    keep_freed_memory()
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     lock = await asyncio.to_thread(take_run_dir, config)
     metrics = LearnerMetrics(context.registry)
