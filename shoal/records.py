@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from shoal.config.policies import DEFAULT_POLICY as DEFAULT_POLICY
+
 PROTOCOL_VERSION = 3
 
 # Columns that every trajectory has, besides those of the observation and the policy's outputs.
@@ -30,9 +32,6 @@ ACTION_MASK = "action_mask"
 INITIAL = "initial."
 # States that are the frames before the newest one, [E, frames, ...]: whoever shows the frames knows them.
 FRAMES = "frames."
-
-# The policy of all environments, unless the configuration names several.
-DEFAULT_POLICY = "policy"
 
 Columns = dict[str, np.ndarray]
 

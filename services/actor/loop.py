@@ -13,8 +13,6 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 
-from shoal.envs.make import make_batch_env
-
 from services.actor.assignment import Seat
 from services.actor.exploration import epsilons
 from services.actor.group import Group
@@ -30,6 +28,9 @@ from shoal.config import Config
 from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
+from shoal.envs.hang import HangWatch
+from shoal.envs.make import make_batch_env
+from shoal.envs.restarts import Restarts
 from shoal.metrics import start_metrics_server
 from shoal.records import EnvSpec, Life
 from shoal.rpc.addresses import Address, AddressBook
@@ -50,10 +51,13 @@ async def run_actor(config: Config, context: ServiceContext) -> None:
     metrics.envs.set(section.envs)
     async with AsyncExitStack() as stack:
         # One per group, and before anything that threads or forks could disturb.
-        envs = [
-            stack.enter_context(closing(make_batch_env(config.env, section.envs // section.groups)))
-            for _ in range(section.groups)
-        ]
+        restarts, watch = Restarts(config.env.max_restarts), HangWatch(config.env.step_timeout_s)
+        envs = []
+        for _ in range(section.groups):
+            env = make_batch_env(config.env, section.envs // section.groups, restarts)
+            envs.append(stack.enter_context(closing(watch.watch(env))))
+        watch.start()
+        stack.callback(watch.close)
         endpoint = start_metrics_server(section.listen.metrics, context.registry)
         stack.callback(endpoint.close)
         server = RpcServer("", section.listen.health, config.security, config.limits, config.rpc)

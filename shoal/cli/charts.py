@@ -16,6 +16,8 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 42
 # More points than pixels say nothing more.
 MAX_POINTS = 500
 BAR_WIDTH, BAR_HEIGHT = 1000, 28
+# Of the style sheet; further lines begin anew.
+NUM_COLOURS = 7
 NO_DATA = '<p class="empty">No data was recorded.</p>'
 
 Point = tuple[float, float]
@@ -80,7 +82,7 @@ def line_chart(lines: Sequence[Line], x: Axis, y: Axis, *, target: float | None 
     parts = [_grid(frame), _axis_labels(x.label, y.label)]
     if target is not None:
         parts.append(_target(frame, target))
-    parts += [_curve(number, line, frame) for number, line in enumerate(drawn)]
+    parts += [_curve(number % NUM_COLOURS, line, frame) for number, line in enumerate(drawn)]
     legend = _legend([line.label for line in drawn]) if len(drawn) > 1 else ""
     label = escape(f"{y.label} over {x.label}", quote=True)
     return (
@@ -198,6 +200,7 @@ def _curve(number: int, line: Line, frame: _Frame) -> str:
 
 def _legend(labels: Sequence[str]) -> str:
     keys = "".join(
-        f'<li><i class="key series-{number}"></i>{escape(label)}</li>' for number, label in enumerate(labels)
+        f'<li><i class="key series-{number % NUM_COLOURS}"></i>{escape(label)}</li>'
+        for number, label in enumerate(labels)
     )
     return f'<ul class="legend">{keys}</ul>'

@@ -22,6 +22,25 @@ def episode_return(sample: Sample) -> str:
     return UNKNOWN if sample.episode_return is None else f"{sample.episode_return:,.1f}"
 
 
+def returns(sample: Sample) -> str:
+    """The return, or that of each policy."""
+    if not sample.policies:
+        return episode_return(sample)
+    return ", ".join(f"{name} {of_policy(sample, name, 'episode_return')}" for name in sample.policies)
+
+
+def losses(sample: Sample) -> str:
+    """Of each policy."""
+    return ", ".join(f"{name} {of_policy(sample, name, 'loss')}" for name in sample.policies)
+
+
+def of_policy(sample: Sample, policy: str, figure: str) -> str:
+    value = sample.policies[policy].get(figure)
+    if value is None:
+        return UNKNOWN
+    return {"loss": f"{value:.3g}", "env_steps": f"{value:,.0f}"}.get(figure, f"{value:,.1f}")
+
+
 def env_steps(sample: Sample) -> str:
     return UNKNOWN if sample.env_steps is None else f"{sample.env_steps:,}"
 

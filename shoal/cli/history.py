@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,11 +19,17 @@ MAX_EVENTS = 1000
 
 # Role -> phase -> seconds.
 PhaseSeconds = dict[str, dict[str, float]]
+# Policy -> figure -> value. Figures: episode_return, evaluation_return, loss, env_steps, as far as known.
+PolicyFigures = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The run at one moment. None: not known (yet). Rates are means since the sample before."""
+    """The run at one moment. None: not known (yet). Rates are means since the sample before.
+
+    Of several policies, steps and rates are those of all together, returns are the highest and the version is
+    the newest; `policies` has each for itself. Of one it is empty.
+    """
 
     time_s: float
     env_steps: int | None = None
@@ -42,6 +48,21 @@ class Sample:
     # Both grow over the whole run: seconds by role and phase, and the work that each process has done.
     phases: PhaseSeconds = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
+    policies: PolicyFigures = field(default_factory=dict)
+
+
+def with_result(sample: Sample, result: Mapping[str, Any]) -> Sample:
+    """The sample with the figures that the learner ended with."""
+    ended: Mapping[str, Mapping[str, Any]] = result.get("policies", {})
+    if not ended:
+        return replace(sample, episode_return=result["mean_return"], env_steps=result["env_steps"])
+    policies = {name: dict(figures) for name, figures in sample.policies.items()}
+    for name, record in ended.items():
+        last = {"episode_return": record.get("mean_return"), "env_steps": record.get("env_steps")}
+        policies.setdefault(name, {}).update({key: value for key, value in last.items() if value is not None})
+    returns = [figures["episode_return"] for figures in policies.values() if "episode_return" in figures]
+    steps = sum(int(figures.get("env_steps", 0)) for figures in policies.values())
+    return replace(sample, episode_return=max(returns, default=None), env_steps=steps, policies=policies)
 
 
 @dataclass(frozen=True)

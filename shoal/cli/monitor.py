@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from shoal.cli.child import Child, State
-from shoal.cli.history import Event, History, Sample
+from shoal.cli.history import Event, History, Sample, with_result
 from shoal.cli.logs import LogWatch
 from shoal.cli.scrape import fetch, parse
 from shoal.cli.supervisor import End, Outcome, Supervisor
@@ -71,10 +72,10 @@ class Monitor:
             # The user reads it as the last line, once all has stopped.
             self._add_event(Event(round(self.over_s, 3), outcome.message))
 
-    def add_final(self, mean_return: float | None, env_steps: int | None) -> None:
-        """Where the run got to: the learner's last word came after the last poll."""
+    def add_final(self, result: Mapping[str, Any]) -> None:
+        """Where the run got to: the learner's last word, in result.json, came after the last poll."""
         time_s = round(max(self.over_s, self.last.time_s), 3)
-        final = replace(self.last, time_s=time_s, episode_return=mean_return, env_steps=env_steps)
+        final = with_result(replace(self.last, time_s=time_s), result)
         self._store(lambda: self._history.add(final))
 
     async def watch(self, supervisor: Supervisor) -> None:

@@ -20,7 +20,7 @@ import yaml
 
 from shoal.cli import page
 from shoal.cli.charts import NO_DATA, Axis, Line, Point, Segment, duration, line_chart, short, stacked_bar
-from shoal.cli.history import Event, Sample, read_history
+from shoal.cli.history import Event, Sample, read_history, with_result
 from shoal.cli.run_dir import RunDir
 from shoal.cli.say import say
 from shoal.cli.vitals import WORK
@@ -68,6 +68,8 @@ def build_report(
     last = samples[-1] if samples else Sample(0.0)
     body = [_header(name, config, result), _figures(samples, last, result)]
     body.append(_learning(samples, _at(config, "stop", "until_return")))
+    if policies := _policies(samples):
+        body.append(_losses(samples, policies))
     body.append(_throughput(samples))
     body.append(_breakdown(last))
     body.append(_flow(samples))
@@ -91,8 +93,9 @@ def _header(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def _figures(samples: Sequence[Sample], last: Sample, result: dict[str, Any]) -> str:
-    reached = result.get("mean_return", last.episode_return)
-    steps = result.get("env_steps", last.env_steps)
+    # Of several policies the result has the figures of one.
+    final = with_result(last, result) if "mean_return" in result and "env_steps" in result else last
+    reached, steps = final.episode_return, final.env_steps
     wall_s = float(result.get("wall_clock_s", last.time_s))
     speeds = [s.trained_steps_per_s for s in samples if s.trained_steps_per_s]
     figures = [
@@ -106,10 +109,21 @@ def _figures(samples: Sequence[Sample], last: Sample, result: dict[str, Any]) ->
 
 
 def _learning(samples: Sequence[Sample], target: object) -> str:
+    policies = _policies(samples)
+
     def lines(x: Callable[[Sample], float | None]) -> list[Line]:
+        if not policies:
+            return [
+                Line("training", _points(samples, x, lambda s: s.episode_return)),
+                Line("evaluation (greedy)", _points(samples, x, lambda s: s.evaluation_return)),
+            ]
         return [
-            Line("training", _points(samples, x, lambda s: s.episode_return)),
-            Line("evaluation (greedy)", _points(samples, x, lambda s: s.evaluation_return)),
+            line
+            for name in policies
+            for line in (
+                Line(name, _points(samples, x, _figure(name, "episode_return"))),
+                Line(f"{name}, evaluation (greedy)", _points(samples, x, _figure(name, "evaluation_return"))),
+            )
         ]
 
     clock = _Clock.of(samples)
@@ -118,7 +132,26 @@ def _learning(samples: Sequence[Sample], target: object) -> str:
     over_steps = line_chart(lines(lambda s: s.env_steps), STEPS, axis, target=level)
     over_time = line_chart(lines(clock), clock.axis, axis, target=level)
     note = "Mean return of the last 100 training episodes."
+    if policies:
+        note = "Mean return of the last 100 training episodes of each policy, over the steps of all together."
     return page.section("Learning curve", note, page.pair(over_steps, over_time))
+
+
+def _losses(samples: Sequence[Sample], policies: Sequence[str]) -> str:
+    clock = _Clock.of(samples)
+    lines = [Line(name, _points(samples, clock, _figure(name, "loss"))) for name in policies]
+    steps = [Line(name, _points(samples, clock, _figure(name, "env_steps"))) for name in policies]
+    charts = page.pair(line_chart(lines, clock.axis, Axis("loss")), line_chart(steps, clock.axis, STEPS))
+    return page.section("Policies", "The loss of each policy, and what it was trained on.", charts)
+
+
+def _policies(samples: Sequence[Sample]) -> list[str]:
+    """Their names, if there are several."""
+    return list(dict.fromkeys(name for sample in samples for name in sample.policies))
+
+
+def _figure(policy: str, name: str) -> Callable[[Sample], float | None]:
+    return lambda sample: sample.policies.get(policy, {}).get(name)
 
 
 def _throughput(samples: Sequence[Sample]) -> str:

@@ -1,7 +1,8 @@
 """result.json: how a run ended, for people and scripts.
 
-The learner writes it when a stop condition is met, with its own figures; `shoal train` then adds why and
-how the run as a whole ended, and writes the file itself for every other end. Called when all has stopped.
+The learner writes it when a stop condition is met, with its own figures: of several policies, those of the
+one that ended the run, and beside it those of each. `shoal train` then adds why and how the run as a whole
+ended, and writes the file itself for every other end. Called when all has stopped.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_
     record = run_dir.read_result()
     record.setdefault("mean_return", last.episode_return)
     record.setdefault("env_steps", last.env_steps)
+    if policies := run_dir.read_policy_results():
+        record["policies"] = policies
     record["end"] = outcome.end.value
     record["message"] = _message(outcome, record)
     record["exit_code"] = outcome.exit_code
@@ -38,7 +41,7 @@ def write_result(run_dir: RunDir, record: dict[str, Any]) -> None:
 def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:
     """The last lines that a user sees of a run."""
     mean, steps = record.get("mean_return"), record.get("env_steps")
-    reached = "no episode finished" if mean is None else f"return {mean:,.1f}"
+    reached = "no episode finished" if mean is None else f"return {mean:,.1f}{_of_policy(record)}"
     trained = "no environment step trained on" if not steps else f"{steps:,} environment steps"
     return [
         f"{reached}, {trained}, {duration(record['wall_clock_s'])}",
@@ -52,7 +55,12 @@ def _message(outcome: Outcome, record: dict[str, Any]) -> str:
         return outcome.message
     reason = record.get("reason")
     if reason == "until_return":
-        return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}"
+        return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}{_of_policy(record)}"
     if reason == "steps":
-        return f"{record['env_steps']:,} environment steps are trained on"
+        return f"{record['env_steps']:,} environment steps{_of_policy(record)} are trained on"
     return outcome.message
+
+
+def _of_policy(record: dict[str, Any]) -> str:
+    """Whose figures they are, where there are several."""
+    return f" of policy {record['policy']}" if record.get("policies") and "policy" in record else ""

@@ -6,6 +6,7 @@
     tensorboard/     written by the learner
     history.jsonl    what the live view saw, one sample a line
     result.json      how the run ended
+    policies/NAME/   of several policies, each one's checkpoints, tensorboard and result.json
     report.html      the page made of the above
 
 A directory that exists is gone on with: the learner resumes from its newest checkpoint. `claim` refuses a
@@ -51,6 +52,11 @@ class RunDir:
         return self.root / "result.json"
 
     @property
+    def policy_results(self) -> tuple[Path, ...]:
+        """Those of the single policies, if there are several, in directories named after them."""
+        return tuple(sorted(self.root.glob("policies/*/result.json")))
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 
@@ -69,11 +75,11 @@ class RunDir:
 
     def read_result(self) -> dict[str, Any]:
         """The record in result.json, or nothing."""
-        try:
-            record = json.loads(self.result.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
+        return _read_record(self.result)
+
+    def read_policy_results(self) -> dict[str, dict[str, Any]]:
+        """By policy; nothing if there is one for all."""
+        return {path.parent.name: _read_record(path) for path in self.policy_results}
 
     def create(self) -> bool:
         """Makes the directory and what `shoal train` writes into; False if it existed. Raises UserError."""
@@ -102,6 +108,14 @@ class RunDir:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def default_root(name: str, *, parent: Path = RUNS, when: time.struct_time | None = None) -> Path:

@@ -115,6 +115,18 @@ def total(metrics: Metrics, name: str) -> float | None:
     return sum(series.values()) if series else None
 
 
+def policy_of(labels: Labels) -> str:
+    return label(labels, "policy") or ""
+
+
+def by_policy(metrics: Metrics, name: str) -> dict[str, float]:
+    """Values of a metric by its label `policy`; other labels are summed over."""
+    values: dict[str, float] = defaultdict(float)
+    for labels, value in metrics.get(name, {}).items():
+        values[policy_of(labels)] += value
+    return dict(values)
+
+
 def by_label(metrics: Metrics, key: str) -> Iterator[tuple[str, str, float]]:
     """(metric, label value, value) of every series that has the label `key`."""
     for name, series in metrics.items():

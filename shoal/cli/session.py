@@ -43,9 +43,11 @@ def run_session(config: Config, *, plain: bool) -> int:
     lock = run_dir.claim()
     try:
         with _unwritable_as_user_error(run_dir):
-            before = {path: _content(path) for path in (run_dir.config, run_dir.result)}
+            results = (run_dir.result, *run_dir.policy_results)
+            before = {path: _content(path) for path in (run_dir.config, *results)}
             # Of an earlier session: only this one's end may look like a result.
-            run_dir.result.unlink(missing_ok=True)
+            for path in results:
+                path.unlink(missing_ok=True)
             run_dir.config.write_text(to_yaml(_at_home_anywhere(config)), encoding="utf-8")
             history = History(run_dir.history)
         monitor = Monitor(history, _view(config, plain))
@@ -59,7 +61,7 @@ def run_session(config: Config, *, plain: bool) -> int:
                 if was_refused:
                     _put_back(before)
                 else:
-                    monitor.add_final(record["mean_return"], record["env_steps"])
+                    monitor.add_final(record)
                     write_result(run_dir, record)
         finally:
             monitor.close()

@@ -70,7 +70,8 @@ def plain_line(sample: Sample, children: Sequence[Child]) -> str:
     up = sum(child.state is State.UP for child in children)
     parts = [
         f"{figures.clock(sample.time_s):>7}",
-        f"return {figures.episode_return(sample)}",
+        f"return {figures.returns(sample)}",
+        *([f"loss {figures.losses(sample)}"] if sample.policies else []),
         f"steps {figures.env_steps(sample)}",
         f"collected {figures.per_second(sample.env_steps_per_s)}",
         f"trained {figures.per_second(sample.trained_steps_per_s)}",
@@ -128,7 +129,10 @@ class LiveView:
         texts = [f"{figures.clock(event.time_s):>7}  {event.text}" for event in self._events]
         lines = [Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in texts]
         # The processes come last: what does not fit on a small terminal is cut off at the bottom.
-        return Group(head, Text(), self._vitals(sample), Text(), *lines, _processes(children, rates))
+        policies: list[Table | Text] = [_policies(sample), Text()] if sample.policies else []
+        return Group(
+            head, Text(), self._vitals(sample), Text(), *policies, *lines, _processes(children, rates)
+        )
 
     def _vitals(self, sample: Sample) -> Table:
         from rich.table import Table
@@ -155,6 +159,19 @@ class LiveView:
         for (name, value), (other_name, other) in zip(left, right, strict=True):
             table.add_row(name, value, other_name, other)
         return table
+
+
+def _policies(sample: Sample) -> Table:
+    """A line for each, of several."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("policy", "return", "evaluation", "loss", "env steps"):
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    for name in sample.policies:
+        keys = ("episode_return", "evaluation_return", "loss", "env_steps")
+        table.add_row(name, *(figures.of_policy(sample, name, key) for key in keys))
+    return table
 
 
 def _processes(children: Sequence[Child], rates: dict[str, float]) -> Table:

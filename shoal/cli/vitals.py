@@ -7,11 +7,11 @@ once per poll, on the event loop.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from shoal.cli.history import PhaseSeconds, Sample
-from shoal.cli.scrape import Counters, Metrics, by_label, label, total
+from shoal.cli.history import PhaseSeconds, PolicyFigures, Sample
+from shoal.cli.scrape import Counters, Metrics, by_label, by_policy, label, policy_of, total
 
 # What a process is for: the counter of it, and its unit.
 WORK = {
@@ -26,7 +26,7 @@ WAITS = {
     "shoal_replay_insert_wait_seconds_total": "insert_wait",
     "shoal_replay_sample_wait_seconds_total": "sample_wait",
 }
-LEARNER_WAIT = "wait"
+LEARNER_PHASES, LEARNER_WAIT = "shoal_learner_phase_seconds_total", "wait"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,8 @@ class _Growth:
     """What counters grew by since the poll before, over all processes of a role."""
 
     sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
-    learner_wait_s: float = 0.0
+    # Seconds that training waited for data, by policy.
+    waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def of(self, role: str, metric: str) -> float:
         return self.sums.get((role, metric), 0.0)
@@ -52,6 +53,13 @@ class _Growth:
     def mean(self, role: str, numerator: str, denominator: str) -> float | None:
         count = self.of(role, denominator)
         return self.of(role, numerator) / count if count > 0 else None
+
+    def share_waited(self, policies: Collection[str], elapsed_s: float | None) -> float | None:
+        """Of the time of their trainings, in the mean."""
+        if not policies or not elapsed_s:
+            return None
+        shares = [min(1.0, self.waits.get(policy, 0.0) / elapsed_s) for policy in policies]
+        return sum(shares) / len(shares)
 
 
 class Vitals:
@@ -62,7 +70,11 @@ class Vitals:
         self._before = before or Sample(0.0)
         self._phases: PhaseSeconds = {role: dict(phases) for role, phases in self._before.phases.items()}
         self._load: dict[str, float] = dict(self._before.load)
-        self._env_steps = self._before.env_steps
+        self._env_steps = {
+            policy: int(figures["env_steps"])
+            for policy, figures in self._before.policies.items()
+            if "env_steps" in figures
+        }
         self._last_time_s: float | None = None
         # Work per second of each process, by name, at the last poll.
         self.rates: dict[str, float] = {}
@@ -74,9 +86,9 @@ class Vitals:
         self._last_time_s = time_s
         growth = self._grow(readings, elapsed_s)
         gauges = _Gauges(readings)
-        steps = gauges.sum("learner", "shoal_learner_run_env_steps")
+        steps = gauges.by_policy("shoal_learner_run_env_steps")
         # A learner that just came back shows 0 until it has loaded its checkpoint.
-        self._env_steps = int(steps) if steps else self._env_steps
+        self._env_steps |= {policy: int(value) for policy, value in steps.items() if value}
         max_items = gauges.sum("replay", "shoal_replay_max_items")
         items = gauges.sum("replay", "shoal_replay_items")
         latency_s = growth.mean(
@@ -84,17 +96,16 @@ class Vitals:
             "shoal_inference_request_latency_seconds_sum",
             "shoal_inference_request_latency_seconds_count",
         )
-        version = gauges.sum("learner", "shoal_learner_policy_version")
-        # Before its first batch a learner waits for the run to start, not for data.
-        learns = bool(gauges.sum("learner", "shoal_learner_env_steps_total"))
+        versions = gauges.by_policy("shoal_learner_policy_version")
+        returns, evaluations = gauges.training_returns(), gauges.evaluation_returns()
         return Sample(
             time_s=round(time_s, 3),
-            env_steps=self._env_steps,
-            episode_return=gauges.training_return(),
-            evaluation_return=gauges.evaluation_return(),
+            env_steps=sum(self._env_steps.values()) if self._env_steps else self._before.env_steps,
+            episode_return=max(returns.values(), default=None),
+            evaluation_return=max(evaluations.values(), default=None),
             env_steps_per_s=_rate(growth.of("actor", "shoal_actor_env_steps_total"), elapsed_s),
             trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_env_steps_total"), elapsed_s),
-            learner_waiting=min(1.0, growth.learner_wait_s / elapsed_s) if elapsed_s and learns else None,
+            learner_waiting=growth.share_waited(gauges.learning(), elapsed_s),
             inference_batch=growth.mean(
                 "inference", "shoal_inference_rows_total", "shoal_inference_batches_total"
             ),
@@ -104,11 +115,26 @@ class Vitals:
             policy_lag=growth.mean(
                 "learner", "shoal_learner_policy_lag_versions_sum", "shoal_learner_policy_lag_versions_count"
             ),
-            policy_version=None if version is None else int(version),
+            policy_version=int(max(versions.values())) if versions else None,
             num_restarts=self._before.num_restarts + num_restarts,
             phases={role: dict(phases) for role, phases in self._phases.items()},
             load=dict(sorted(self._load.items())),
+            policies=self._policies(gauges) if len(steps) > 1 else {},
         )
+
+    def _policies(self, gauges: _Gauges) -> PolicyFigures:
+        learning = gauges.learning()
+        losses = gauges.by_policy("shoal_learner_loss")
+        figures: dict[str, Mapping[str, float]] = {
+            "episode_return": gauges.training_returns(),
+            "evaluation_return": gauges.evaluation_returns(),
+            "loss": {policy: loss for policy, loss in losses.items() if policy in learning},
+            "env_steps": self._env_steps,
+        }
+        return {
+            policy: {name: values[policy] for name, values in figures.items() if policy in values}
+            for policy in gauges.by_policy("shoal_learner_run_env_steps")
+        }
 
     def _grow(self, readings: Iterable[Reading], elapsed_s: float | None) -> _Growth:
         growth = _Growth()
@@ -131,8 +157,9 @@ class Vitals:
         phases = self._phases.setdefault(role, {}) if spent else {}
         for phase, seconds in spent:
             phases[phase] = phases.get(phase, 0.0) + seconds
-            if role == "learner" and phase == LEARNER_WAIT:
-                growth.learner_wait_s += seconds
+        for labels, seconds in grown.get(LEARNER_PHASES, {}).items():
+            if label(labels, "phase") == LEARNER_WAIT:
+                growth.waits[policy_of(labels)] += seconds
 
 
 class _Gauges:
@@ -145,27 +172,30 @@ class _Gauges:
         values = [total(r.metrics, name) for r in self._readings if r.role == role and name in r.metrics]
         return sum(value for value in values if value is not None) if values else None
 
-    def training_return(self) -> float | None:
-        # The gauge shows 0 as long as there is no episode.
-        return self.sum("learner", "shoal_learner_episode_return_mean") if self._episodes("learner") else None
+    def by_policy(self, name: str) -> dict[str, float]:
+        """Of the learner, of which there is one."""
+        found = [by_policy(r.metrics, name) for r in self._readings if r.role == "learner"]
+        return found[0] if found else {}
 
-    def evaluation_return(self) -> float | None:
-        """Mean over the evaluators that have finished an episode."""
-        means = [
-            value
-            for reading in self._readings
-            if reading.role == "evaluator" and _has_episode(reading.metrics)
-            for labels, value in reading.metrics.get("shoal_actor_episode_return_mean", {}).items()
-            if label(labels, "mode") == "evaluate"
-        ]
-        return sum(means) / len(means) if means else None
+    def learning(self) -> list[str]:
+        """Policies that are trained. Before its first batch one waits for the run to start, not for data."""
+        return [policy for policy, steps in self.by_policy("shoal_learner_env_steps_total").items() if steps]
 
-    def _episodes(self, role: str) -> float:
-        return self.sum(role, f"shoal_{role}_episodes_total") or 0.0
+    def training_returns(self) -> dict[str, float]:
+        """By policy; the gauge shows 0 as long as there is no episode."""
+        episodes = self.by_policy("shoal_learner_episodes_total")
+        means = self.by_policy("shoal_learner_episode_return_mean")
+        return {policy: mean for policy, mean in means.items() if episodes.get(policy)}
 
-
-def _has_episode(metrics: Metrics) -> bool:
-    return bool(total(metrics, "shoal_actor_episodes_total"))
+    def evaluation_returns(self) -> dict[str, float]:
+        """By policy: the mean over the evaluators that have finished an episode with it."""
+        means: dict[str, list[float]] = defaultdict(list)
+        for reading in self._readings:
+            episodes = reading.metrics.get("shoal_actor_episodes_total", {})
+            for labels, mean in reading.metrics.get("shoal_actor_episode_return_mean", {}).items():
+                if label(labels, "mode") == "evaluate" and episodes.get(labels):
+                    means[policy_of(labels)].append(mean)
+        return {policy: sum(values) / len(values) for policy, values in means.items()}
 
 
 def _rate(growth: float, elapsed_s: float | None) -> float | None:

@@ -14,7 +14,10 @@ from pathlib import Path
 from shoal.config.tables import AnyTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
-from shoal.records import DEFAULT_POLICY
+
+# The policy of all environments, unless the configuration names some. Here and not in `shoal.records`, which
+# would bring NumPy into the start of every command.
+DEFAULT_POLICY = "policy"
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,57 @@
-"""Looking up environments and making one, with errors that a user can act on.
+"""How environments are made, those that are registered with Gymnasium, and errors that a user can act on.
 
-Called by `shoal.envs.vector`, and by the worker processes of asynchronous vectorisation.
+Called by `shoal.envs.sources` and `shoal.envs.make`, also inside worker processes.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
-import multiprocessing
-import signal
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs import registration
 
+from shoal.envs.faults import one_line
 from shoal.errors import UserError
 
-# Part of an entry point's module -> extra of this distribution that brings what it needs.
-_EXTRAS = {"ale_py": "atari", "mujoco": "mujoco", "box2d": "box2d", "envpool": "envpool"}
+# Part of the name of a module -> extra of this distribution that brings what it needs.
+_EXTRAS = {
+    "ale_py": "atari",
+    "mujoco": "mujoco",
+    "box2d": "box2d",
+    "envpool": "envpool",
+    "pettingzoo": "pettingzoo",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """How environments are made. What `make_one` and `make_batch` return is not checked yet."""
+
+    # The name in specs and messages; the same wherever the user's file lies.
+    env_id: str
+    # The modules that it comes from, for advice when something is not installed.
+    origin: str
+    # One environment: Gymnasium's, or a parallel one of PettingZoo's.
+    make_one: Callable[[], Any] | None = None
+    # So many environments in one object.
+    make_batch: Callable[[int], Any] | None = None
 
 
 def find_env(env_id: str) -> registration.EnvSpec:
     """The registered environment for `id`, `module:id` or an id without version (the newest is taken)."""
     module, _, name = env_id.rpartition(":")
     if module:
-        _import(module, env_id)
+        import_module(module, env_id)
     elif name.startswith("ALE/"):
-        _import("ale_py", env_id)
+        import_module("ale_py", env_id)
     try:
         namespace, base, version = registration.parse_env_id(name)
     except gym.error.Error as e:
-        raise UserError(f"env.id {env_id!r} is not a valid id: {_one_line(e)}") from e
+        raise UserError(f"env.id {env_id!r} is not a valid id: {' '.join(str(e).split())}") from e
     if version is None and name not in gym.registry:
         newest = registration.find_highest_version(namespace, base)
         name = registration.get_env_id(namespace, base, newest)
@@ -39,32 +60,29 @@ def find_env(env_id: str) -> registration.EnvSpec:
     return gym.registry[name]
 
 
-def make_env(spec: registration.EnvSpec, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    """One environment. Also runs inside the worker processes of asynchronous vectorisation."""
-    if multiprocessing.current_process().name.startswith("Worker<"):
-        # Ctrl-C reaches the whole process group; workers end when the actor closes them.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return gym.make(spec, disable_env_checker=True, **kwargs)
-
-
-def construction_error(spec: registration.EnvSpec, error: Exception) -> UserError:
-    """What a failed constructor means for the user, in one line."""
-    entry_point = f"{spec.entry_point} {spec.vector_entry_point}"
-    extra = next((extra for part, extra in _EXTRAS.items() if part in entry_point), None)
-    missing = isinstance(error, (ImportError, gym.error.DependencyNotInstalled))
-    advice = f"; pip install 'shoal[{extra}]'" if missing and extra else ""
-    reason = f"{type(error).__name__}: {_one_line(error)}"
-    return UserError(f"cannot make environment {spec.id!r}: {reason}{advice}")
-
-
-def _import(module: str, env_id: str) -> None:
+def import_module(module: str, env_id: str) -> object:
+    """The module that `env_id` names or needs. Raises UserError, with the extra that would bring it."""
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except Exception as e:  # importing runs the user's own code
-        extra = _EXTRAS.get(module)
-        advice = f"pip install 'shoal[{extra}]'" if extra else "is it installed, and on PYTHONPATH?"
-        message = f"cannot import {module!r} for environment {env_id!r}: {_one_line(e)}; {advice}"
+        advice = _install(module) or "is it installed, and on PYTHONPATH?"
+        reason = " ".join(str(e).split())
+        message = f"cannot import {module!r} for environment {env_id!r}: {reason}; {advice}"
         raise UserError(message) from e
+
+
+def construction_error(env_id: str, origin: str, error: Exception) -> UserError:
+    """What a failed constructor means for the user, in one line; `origin` names the modules it is in."""
+    missing = isinstance(error, (ImportError, gym.error.DependencyNotInstalled))
+    advice = _install(origin) if missing else ""
+    return UserError(
+        f"cannot make environment {env_id!r}: {one_line(error)}{f'; {advice}' if advice else ''}"
+    )
+
+
+def _install(origin: str) -> str:
+    extra = next((extra for part, extra in _EXTRAS.items() if part in origin), None)
+    return f"pip install 'shoal[{extra}]'" if extra else ""
 
 
 def _suggestion(name: str) -> str:
@@ -73,7 +91,3 @@ def _suggestion(name: str) -> str:
     if nearest:
         return f"did you mean {known[nearest[0]]!r}?"
     return "environments of other packages are named `module:id`, the module being one that registers them"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -17,10 +17,11 @@ from shoal.config.tree import PolicySection
 from shoal.errors import UserError
 from shoal.policy.action_size import num_actions
 from shoal.policy.distributions import Categorical, DiagonalGaussian, Distribution
+from shoal.policy.exploration import Choice, in_rows, refuse_noise
 from shoal.policy.masks import allowed_actions
 from shoal.policy.mlp import linear
 from shoal.policy.multi_categorical import ElementLayout, MultiCategorical
-from shoal.policy.policy import Acted, Choice, Policy, refuse_noise
+from shoal.policy.policy import Acted, Policy
 from shoal.records import (
     ACTION,
     ACTION_MASK,
@@ -85,8 +86,7 @@ class ActorCritic(Policy):
             chosen = chosen.explored(epsilon)
         action = chosen.sample()
         if choice.greedy is not None:
-            rows = choice.greedy.reshape(-1, *(1,) * (action.ndim - 1))
-            action = torch.where(rows, chosen.mode(), action)
+            action = in_rows(choice.greedy, chosen.mode(), action)
         return Acted({ACTION: action, LOG_PROB: chosen.log_prob(action)}, state)
 
     def check_exploration(self, epsilon: bool, noise: bool) -> None:

@@ -20,6 +20,9 @@ from shoal.policy.mlp import MlpEncoder
 from shoal.policy.own_encoder import OwnEncoder
 from shoal.records import ArraySpec
 
+# Each has a network of its own, and a spec comes off a socket.
+MAX_IMAGES = 32
+
 
 class ImagesEncoder(nn.Module):
     """An encoder for each image, and an MLP for the other arrays if there are any."""
@@ -62,6 +65,8 @@ def build_encoder(
     layouts = _images(observation, network)
     if not layouts and config.network != "auto":
         raise _no_image(config.network, network, observation)
+    if len(layouts) > MAX_IMAGES:
+        raise UserError(f"the observation holds {len(layouts)} images (limit {MAX_IMAGES}): show fewer")
     rest = tuple(array for array in stacks if array.name not in layouts)
     mlp = MlpEncoder(rest, hidden_sizes, config.activation) if rest else None
     if mlp is not None and not layouts:

@@ -9,42 +9,17 @@ Legend: S rows of an unroll, B environments.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from shoal.config.tree import PolicySection
-from shoal.errors import UserError
+from shoal.policy.exploration import Choice
 from shoal.policy.frames import FrameStack
 from shoal.policy.masks import check_mask
 from shoal.policy.trunk import Trunk
 from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How actions are chosen, row by row, [B] each; None: nobody. `Choice()` is as the policy samples.
-
-    Greedy rows get the most likely action, without epsilon and noise.
-    """
-
-    greedy: Tensor | None = None
-    # Chance of a random action instead.
-    epsilon: Tensor | None = None
-    # Deviation of the noise on a deterministic action, in half widths of its bounds.
-    noise: Tensor | None = None
-
-    def epsilon_unless_greedy(self) -> Tensor | None:
-        return _unless(self.greedy, self.epsilon)
-
-    def noise_unless_greedy(self) -> Tensor | None:
-        return _unless(self.greedy, self.noise)
-
-
-def _unless(greedy: Tensor | None, amount: Tensor | None) -> Tensor | None:
-    return amount if amount is None or greedy is None else amount.masked_fill(greedy, 0.0)
 
 
 class Acted(NamedTuple):
@@ -101,11 +76,3 @@ class Policy(nn.Module, ABC):
     def _unroll(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Features [S, B, F], as `_step` gives them row by row; `state` is the one before row 0."""
         return self.trunk.unroll(self.frames.unroll(observation, first_SB, state), first_SB, state)
-
-
-def refuse_noise(noise: bool, kind: str) -> None:
-    """Of every kind but `deterministic`, whose actions have no randomness of their own."""
-    if noise:
-        raise UserError(
-            f"exploration.noise is for 'deterministic' policies, and this one is {kind!r}: set it to 0"
-        )

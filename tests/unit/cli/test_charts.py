@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.charts import Axis, Line, Segment, duration, line_chart, short, stacked_bar, ticks
+from shoal.cli.charts import (
+    NUM_COLOURS,
+    Axis,
+    Line,
+    Segment,
+    duration,
+    line_chart,
+    short,
+    stacked_bar,
+    ticks,
+)
+from shoal.cli.page import STYLE
 
 numbers = st.floats(-1e12, 1e12, allow_subnormal=False)
 
@@ -90,3 +102,11 @@ def test_bar_segments_fill_the_bar() -> None:
 def test_a_target_that_cannot_be_drawn_is_left_out(target: float) -> None:
     lines, x, y = [Line("a", [(0.0, 1.0), (1.0, 2.0)])], Axis("x"), Axis("y")
     assert line_chart(lines, x, y, target=target) == line_chart(lines, x, y)
+
+
+def test_more_lines_than_colours_begin_anew_with_the_first() -> None:
+    lines = [Line(f"policy {n}", [(0.0, n), (1.0, n)]) for n in range(NUM_COLOURS + 2)]
+    chart = line_chart(lines, Axis("x"), Axis("y"))
+    used = re.findall(r'<polyline class="curve series-(\d+)"', chart)
+    assert used == [*(str(n) for n in range(NUM_COLOURS)), "0", "1"]
+    assert all(re.search(rf"\.series-{n}[ ,]", STYLE) for n in used)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from shoal.cli.history import Event, History, Sample, read_history
+from shoal.cli.history import Event, History, Sample, read_history, with_result
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -71,3 +72,27 @@ def test_no_file_is_an_empty_history(tmp_path: Path) -> None:
     history = History(tmp_path / "new")
     assert history.last_time_s == 0.0
     history.close()
+
+
+def test_the_learners_last_word_stands_in_the_last_sample() -> None:
+    sample = Sample(9.0, env_steps=100, episode_return=1.0, policy_lag=2.0)
+    assert with_result(sample, {"mean_return": 7.0, "env_steps": 120}) == replace(
+        sample, env_steps=120, episode_return=7.0
+    )
+
+
+def test_of_several_policies_each_has_its_last_word(tmp_path: Path) -> None:
+    """The result itself is that of the policy that ended the run."""
+    red, blue = {"episode_return": 1.0, "loss": 0.5, "env_steps": 60}, {"env_steps": 40}
+    sample = Sample(9.0, env_steps=100, episode_return=1.0, policies={"red": red, "blue": blue})
+    ended = {"red": {"mean_return": 3.0, "env_steps": 70}, "blue": {"mean_return": None, "env_steps": 45}}
+    final = with_result(sample, {"mean_return": 3.0, "env_steps": 70, "policy": "red", "policies": ended})
+    assert (final.env_steps, final.episode_return) == (115, 3.0)
+    assert final.policies == {
+        "red": {"episode_return": 3.0, "loss": 0.5, "env_steps": 70},
+        "blue": {"env_steps": 45},
+    }
+    history = History(tmp_path / "h")
+    history.add(final)
+    history.close()
+    assert read_history(tmp_path / "h")[0] == [final]

@@ -66,7 +66,7 @@ def test_end_of_a_run_is_told_and_timed(tmp_path: Path, outcome: Outcome, told: 
     clock.now += 14.0
     monitor.over(outcome)
     clock.now += 3.0  # stopping takes its time, which is not the run's
-    monitor.add_final(476.0, 123)
+    monitor.add_final({"mean_return": 476.0, "env_steps": 123})
     monitor.close()
     assert view.told[:-1] == told
     assert monitor.over_s == 14.0

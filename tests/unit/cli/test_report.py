@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -65,6 +65,34 @@ def history(count: int = 40) -> list[Sample]:
         )
         for i in range(count)
     ]  # fmt: skip
+
+
+def test_several_policies_have_curves_of_their_own() -> None:
+    samples = [
+        replace(
+            sample,
+            policies={
+                "red": {"episode_return": i, "loss": 1 / (i + 1), "env_steps": 600 * i},
+                "blue": {"episode_return": -i, "loss": 0.1, "env_steps": 400 * i},
+            },
+        )
+        for i, sample in enumerate(history())
+    ]
+    result = {
+        "policy": "red", "mean_return": 41.0, "env_steps": 24_000,
+        "policies": {"red": {"mean_return": 41.0, "env_steps": 24_000}, "blue": {"env_steps": 16_001}},
+    }  # fmt: skip
+    page = read(build_report(samples, [], CONFIG, result))
+    labels = [str(svg.get("aria-label")) for svg in page.of("svg")]
+    assert "loss over wall-clock (s)" in labels
+    titles = [text for text in page.text if text in ("red", "blue", "training")]
+    # In four charts each: the curve and the legend.
+    assert (titles.count("red"), titles.count("blue"), titles.count("training")) == (8, 8, 0)
+    assert "40,001" in page.text, "the steps of all"
+    assert "41.0" in page.text
+    alone = read(build_report(history(), [], CONFIG, {}))
+    assert "training" in alone.text
+    assert "Policies" not in alone.text
 
 
 def test_learning_curve_is_drawn_over_steps_and_over_time() -> None:

@@ -65,3 +65,25 @@ def test_last_lines() -> None:
     ]
     nothing = {"mean_return": None, "env_steps": None, "wall_clock_s": 1.0}
     assert summary(nothing, run_dir)[0] == "no episode finished, no environment step trained on, 1.0 s"
+
+
+def test_of_several_policies_it_is_said_whose_figures_these_are(tmp_path: Path) -> None:
+    for name, steps in (("red", 5), ("blue", 123_456)):
+        directory = tmp_path / "policies" / name
+        directory.mkdir(parents=True)
+        (directory / "result.json").write_text(json.dumps({"policy": name, "env_steps": steps}))
+    record = complete(tmp_path, FINISHED, {"reason": "steps", "policy": "blue", **LEARNER})
+    assert record["message"] == "123,456 environment steps of policy blue are trained on"
+    assert {name: found["env_steps"] for name, found in record["policies"].items()} == {
+        "red": 5,
+        "blue": 123_456,
+    }
+    assert summary(record, RunDir(tmp_path))[0].startswith("return 476.2 of policy blue, 123,456 ")
+    reached = complete(tmp_path, FINISHED, {"reason": "until_return", "policy": "red", **LEARNER})
+    assert reached["message"] == "the mean return of 100 episodes reached 476.2 of policy red"
+
+
+def test_of_one_policy_its_name_is_not_said(tmp_path: Path) -> None:
+    record = complete(tmp_path, FINISHED, {"reason": "steps", "policy": "policy", **LEARNER})
+    assert record["message"] == "123,456 environment steps are trained on"
+    assert "policies" not in record

@@ -158,6 +158,27 @@ def test_evaluation_is_shown_when_there_is_one() -> None:
     assert "evaluation" in draw(Sample(1.0, evaluation_return=77.7), children(), {})
 
 
+TWO = replace(
+    SAMPLE,
+    policies={"red": {"episode_return": -3.25, "loss": 0.012345, "env_steps": 1_000_000}, "blue": {}},
+)
+
+
+def test_several_policies_have_a_line_each() -> None:
+    assert "policy " not in draw(SAMPLE, children(), {}).replace("policy lag", "")
+    screen = draw(TWO, children(), {})
+    lines = [line.split() for line in screen.splitlines()]
+    assert ["policy", "return", "evaluation", "loss", "env", "steps"] in lines
+    assert ["red", "-3.2", "-", "0.0123", "1,000,000"] in lines
+    assert ["blue", "-", "-", "-", "-"] in lines
+    assert "123.5 of 475" in screen, "the highest return"
+
+
+def test_a_plain_line_tells_policies_apart() -> None:
+    line = plain_line(TWO, children())
+    assert "  return red -3.2, blue -  loss red 0.0123, blue -  steps 1,234,567  " in line
+
+
 def test_clock() -> None:
     assert [figures.clock(s) for s in (0, 59.9, 60, 3600, 36_061)] == [
         "0:00",

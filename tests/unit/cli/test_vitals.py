@@ -26,18 +26,39 @@ def actor(steps: float, life: int = 1, name: str = "actor-0", env_step_s: float 
 def learner(
     steps: float, *, wait_s: float = 0.0, episodes: int = 5, life: int = 1, run_steps: float | None = None
 ) -> Reading:
-    text = (
-        f"shoal_learner_env_steps_total {steps}\n"
-        f"shoal_learner_run_env_steps {steps if run_steps is None else run_steps}\n"
-        f"shoal_learner_episodes_total {episodes}\n"
-        "shoal_learner_episode_return_mean 21.5\n"
-        f"shoal_learner_policy_lag_versions_sum {2 * steps}\n"
-        f"shoal_learner_policy_lag_versions_count {steps}\n"
-        "shoal_learner_policy_version 9\n"
-        f'shoal_learner_phase_seconds_total{{phase="wait"}} {wait_s}\n'
-        'shoal_learner_phase_seconds_total{phase="train"} 1\n'
-    )
+    text = of_policy("policy", steps, wait_s=wait_s, episodes=episodes, run_steps=run_steps)
     return Reading("learner-0", "learner", life, parse(text))
+
+
+def of_policy(
+    policy: str,
+    steps: float,
+    *,
+    wait_s: float = 0.0,
+    episodes: int = 5,
+    run_steps: float | None = None,
+    mean: float = 21.5,
+    version: int = 9,
+    lag: float = 2.0,
+) -> str:
+    """What a learner shows of one policy."""
+    only = f'{{policy="{policy}"}}'
+    return (
+        f"shoal_learner_env_steps_total{only} {steps}\n"
+        f"shoal_learner_run_env_steps{only} {steps if run_steps is None else run_steps}\n"
+        f"shoal_learner_episodes_total{only} {episodes}\n"
+        f"shoal_learner_episode_return_mean{only} {mean}\n"
+        f"shoal_learner_loss{only} {mean / 10}\n"
+        f"shoal_learner_policy_lag_versions_sum{only} {lag * steps}\n"
+        f"shoal_learner_policy_lag_versions_count{only} {steps}\n"
+        f"shoal_learner_policy_version{only} {version}\n"
+        f'shoal_learner_phase_seconds_total{{phase="wait",policy="{policy}"}} {wait_s}\n'
+        f'shoal_learner_phase_seconds_total{{phase="train",policy="{policy}"}} 1\n'
+    )
+
+
+def learner_of(*policies: str, life: int = 1) -> Reading:
+    return Reading("learner-0", "learner", life, parse("".join(policies)))
 
 
 def test_rates_are_means_since_the_poll_before() -> None:
@@ -106,20 +127,70 @@ def test_inference_and_replay() -> None:
     assert sample.phases["replay"] == {"sample_wait": 3.0}
 
 
-def test_evaluation_counts_evaluators_with_an_episode_only() -> None:
-    def evaluator(index: int, episodes: int, mean: float) -> Reading:
-        text = (
-            f'shoal_actor_episodes_total{{mode="evaluate"}} {episodes}\n'
-            f'shoal_actor_episode_return_mean{{mode="evaluate"}} {mean}\n'
-            'shoal_actor_env_steps_total{mode="evaluate"} 10\n'
-        )
-        return Reading(f"evaluator-{index}", "evaluator", index, parse(text))
+def evaluator(index: int, episodes: int, mean: float, policy: str = "policy") -> Reading:
+    labels = f'{{mode="evaluate",policy="{policy}"}}'
+    text = (
+        f"shoal_actor_episodes_total{labels} {episodes}\n"
+        f"shoal_actor_episode_return_mean{labels} {mean}\n"
+        'shoal_actor_env_steps_total{mode="evaluate"} 10\n'
+    )
+    return Reading(f"evaluator-{index}", "evaluator", index, parse(text))
 
+
+def test_evaluation_counts_evaluators_with_an_episode_only() -> None:
     run = Vitals()
     assert run.update(1.0, [evaluator(0, 0, 0.0)], 0).evaluation_return is None
     sample = run.update(2.0, [evaluator(0, 3, 100.0), evaluator(1, 0, 0.0), evaluator(2, 1, 50.0)], 0)
     assert sample.evaluation_return == 75.0
     assert sample.env_steps_per_s == 0.0, "evaluators collect nothing"
+
+
+def test_of_one_policy_nothing_is_told_apart() -> None:
+    assert Vitals().update(1.0, [learner(80)], 0).policies == {}
+
+
+def test_several_policies_are_summed_up_and_told_apart() -> None:
+    run = Vitals()
+    run.update(1.0, [learner_of(of_policy("red", 100), of_policy("blue", 0, episodes=0))], 0)
+    readings = [
+        learner_of(
+            of_policy("red", 300, wait_s=0.5, run_steps=1300, mean=-4.0, version=40),
+            of_policy("blue", 100, wait_s=1.5, run_steps=1100, mean=7.0, version=30, lag=6.0),
+        ),
+        evaluator(0, 2, -5.0, "red"),
+    ]
+    sample = run.update(3.0, readings, 0)
+    assert (sample.env_steps, sample.trained_steps_per_s) == (2400, 150.0)
+    assert (sample.episode_return, sample.evaluation_return, sample.policy_version) == (7.0, -5.0, 40)
+    assert sample.learner_waiting == pytest.approx((0.25 + 0.75) / 2)
+    # Of 200 steps of the one and 100 of the other.
+    assert sample.policy_lag == pytest.approx((200 * 2 + 100 * 6) / 300)
+    assert sample.phases["learner"] == {"wait": 2.0, "train": 2.0}
+    assert sample.load["learner-0"] == 400
+    assert sample.policies == {
+        "red": {"episode_return": -4.0, "evaluation_return": -5.0, "loss": -0.4, "env_steps": 1300},
+        "blue": {"episode_return": 7.0, "loss": 0.7, "env_steps": 1100},
+    }
+
+
+def test_a_policy_that_is_not_trained_yet_neither_waits_nor_has_figures() -> None:
+    run = Vitals()
+    waiting = of_policy("blue", 0, episodes=0, wait_s=0.0)
+    run.update(1.0, [learner_of(of_policy("red", 100), waiting)], 0)
+    still = of_policy("blue", 0, episodes=0, wait_s=1.0)
+    sample = run.update(2.0, [learner_of(of_policy("red", 200, wait_s=0.1), still)], 0)
+    assert sample.learner_waiting == pytest.approx(0.1)
+    assert sample.policies["blue"] == {}
+
+
+def test_a_policy_whose_checkpoint_is_being_loaded_keeps_its_steps() -> None:
+    run = Vitals()
+    before = run.update(1.0, [learner_of(of_policy("red", 500), of_policy("blue", 300))], 0)
+    back = learner_of(of_policy("red", 0, run_steps=480), of_policy("blue", 0, run_steps=0), life=2)
+    for resumed in (run, Vitals(before)):
+        sample = resumed.update(2.0, [back], 1)
+        assert sample.env_steps == 780
+        assert sample.policies["blue"]["env_steps"] == 300
 
 
 def test_a_resumed_session_goes_on_from_the_last_one() -> None:
