@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.eval import evaluate
 from shoal.cli.replay import replay
 from shoal.cli.report import report
 from shoal.cli.say import complain, say
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(report)
+app.command("eval")(evaluate)
 app.add_typer(replay, name="replay")
 
 
