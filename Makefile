@@ -19,11 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "error: shoal needs Python 3.11 or newer and '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
 	       "name another one: make setup PYTHON=/path/to/python3.11" >&2; exit 2; }
-	@echo "setup: installing into $(VENV), this takes a minute or two ..."
+	@echo "setup: installing into $(VENV), this takes some minutes ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
 	@$(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[learner,inference,dev]'
+	  --constraint constraints.txt --editable '.[all]'
 	@touch $@
 	@echo "setup: done"
 

@@ -23,8 +23,8 @@ from benchmarks import (
     replay_scale,
     replay_versus,
 )
+from benchmarks.console import Progress
 from benchmarks.machine import describe_machine
-from benchmarks.replay_console import Progress
 from benchmarks.replay_pong import Recording, load_or_record
 
 PONG_UNROLL = 20

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import replay_traffic as traffic
-from benchmarks.replay_console import print_table
+from benchmarks.console import print_table
 from benchmarks.replay_data import raw_bytes
 from benchmarks.replay_rig import LIMITS, OPEN, RPC, TABLE, shards
 from shoal.records import Trajectory

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks import replay_traffic as traffic
-from benchmarks.replay_console import Progress, print_table, rate
+from benchmarks.console import Progress, print_table, rate
 from benchmarks.replay_data import sized
 from benchmarks.replay_rig import Shard, shards
 from shoal.wire import encode_trajectory

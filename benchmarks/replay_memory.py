@@ -10,7 +10,7 @@ import itertools
 from pathlib import Path
 
 from benchmarks import replay_traffic as traffic
-from benchmarks.replay_console import Progress, print_table
+from benchmarks.console import Progress, print_table
 from benchmarks.replay_pong import Recording
 from benchmarks.replay_rig import shards
 from shoal.wire import encode_trajectory

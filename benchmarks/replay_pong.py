@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.replay_console import Progress
+from benchmarks.console import Progress
 from shoal.records import (
     ACTION,
     FIRST,

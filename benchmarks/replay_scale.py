@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import replay_traffic as traffic
-from benchmarks.replay_console import Progress, print_table, rate
+from benchmarks.console import Progress, print_table, rate
 from benchmarks.replay_data import sized
 from benchmarks.replay_rig import shards
 

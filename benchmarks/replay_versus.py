@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import replay_traffic as traffic
-from benchmarks.replay_console import Progress, print_table, rate
+from benchmarks.console import Progress, print_table, rate
 from benchmarks.replay_reverb import ReverbSide, start_reverb
 from benchmarks.replay_rig import shards
 from shoal.records import Trajectory

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.local_run import SERVICES, LocalRun, run_train
+from benchmarks.console import verdict
+from benchmarks.local_run import flags, measure_train
 from benchmarks.single_process import single_process_rate
+from benchmarks.usage import LAUNCHER, Window
 
 TARGET_STEPS_PER_S = 300_000
 
@@ -30,55 +31,46 @@ class Settings:
             "learner.checkpoint_every_s": 3600,
             "policy.hidden_sizes": "[64, 64]",
         }
-        minutes = (self.warm_up_s + self.measure_s + 6) / 60
-        flags = ["CartPole-v1", "--envs-per-actor", str(self.envs_per_message * self.groups)]
-        flags += ["--minutes", f"{minutes:.3f}"]
-        for key, value in values.items():
-            flags += ["--set", f"{key}={value}"]
-        return flags
+        num_envs = self.envs_per_message * self.groups
+        return ["CartPole-v1", "--envs-per-actor", str(num_envs), *flags(values)]
 
 
 def measure(settings: Settings, directory: Path) -> float:
     """Print P1 for these settings with its profile; return the rate."""
-    name = f"p1-{settings.envs_per_message}"
-    run = run_train(settings.arguments(), directory / name, settings.warm_up_s)
-    rate = steady_rate(run, settings.warm_up_s)
+    window = measure_train(
+        settings.arguments(),
+        directory / f"p1-{settings.envs_per_message}",
+        warm_up_s=settings.warm_up_s,
+        measure_s=settings.measure_s,
+    )
     reference = single_process_rate(
         num_envs=settings.envs_per_message * settings.groups,
         unroll_length=settings.unroll_length,
         seconds=settings.measure_s / 2,
     )
+    rate = window.trained_rate
     envs = f"{settings.groups} groups x {settings.envs_per_message} envs"
     print(f"\nP1  CartPole-v1, IMPALA, MLP 64x64, 1 actor x {envs}, T={settings.unroll_length}")
-    print(f"    {rate:,.0f} trained env steps/s (target {TARGET_STEPS_PER_S:,})")
-    print(f"    {rate / reference:.2f} of a single-process loop with as many envs ({reference:,.0f} steps/s)")
-    _print_profile(run, rate)
+    print(f"    {rate:,.0f} trained env steps/s ({verdict(rate, TARGET_STEPS_PER_S)})")
+    print(
+        f"    {rate / reference:.2f} of a single-process loop with as many envs ({reference:,.0f} steps/s; "
+        f"{verdict(rate / reference, 1.0)})"
+    )
+    _print_profile(window)
     return rate
 
 
-def steady_rate(run: LocalRun, warm_up_s: float) -> float:
-    """Steps trained per second from the end of the warm-up to the last sample."""
-    trained = [sample for sample in run.samples if sample.env_steps]
-    steady = [sample for sample in trained if sample.time_s >= trained[0].time_s + warm_up_s]
-    if len(steady) < 2:
-        raise RuntimeError(f"the run was too short to measure: {len(steady)} samples after the warm-up")
-    first, last = steady[0], steady[-1]
-    return ((last.env_steps or 0) - (first.env_steps or 0)) / (last.time_s - first.time_s)
-
-
-def _print_profile(run: LocalRun, rate: float) -> None:
+def _print_profile(window: Window) -> None:
     """CPU time of one env step by service, then the time breakdown that the services report themselves."""
-    num_steps = rate * run.window_s
-    total = sum(run.cpu_s.values())
-    print(f"    CPU per trained env step: {total / num_steps * 1e6:.2f} us, of which")
-    for name in SERVICES:
-        cpu_s = run.cpu_s.get(name, 0.0)
-        share = cpu_s / run.window_s
-        print(f"      {name:<10} {cpu_s / num_steps * 1e6:6.2f} us  ({share:4.0%} of a core)")
-        print(f"        {_phases(run, name)}")
-    waiting = [s.learner_waiting for s in run.samples if s.learner_waiting is not None]
-    idle = statistics.median(waiting) if waiting else 0.0
-    print(f"    next bottleneck: {_bottleneck(run.cpu_s, idle)}")
+    per_step = {role: 1e6 * used / window.trained_steps for role, used in window.cpu_s.items()}
+    print(f"    CPU per trained env step: {sum(per_step.values()):.2f} us, of which")
+    for role, microseconds in per_step.items():
+        share = window.cpu_s[role] / window.seconds
+        print(f"      {role:<10} {microseconds:6.2f} us  ({share:4.0%} of a core)")
+        if role != LAUNCHER:
+            print(f"        {_phases(window, role)}")
+    waiting = window.phases("learner").get("wait", 0.0) / window.seconds
+    print(f"    next bottleneck: {_bottleneck(window.cpu_s, waiting)}")
 
 
 def _bottleneck(cpu_s: dict[str, float], learner_waiting: float) -> str:
@@ -92,12 +84,9 @@ def _bottleneck(cpu_s: dict[str, float], learner_waiting: float) -> str:
     )
 
 
-def _phases(run: LocalRun, service: str) -> str:
-    """Shares of the seconds that the service's phases gained over the run."""
-    samples = [sample for sample in run.samples if sample.phases.get(service)]
-    if not samples:
-        return "no time breakdown"
-    seconds = samples[-1].phases[service]
+def _phases(window: Window, role: str) -> str:
+    """Shares of the seconds that the service's phases gained."""
+    seconds = window.phases(role)
     total = sum(seconds.values()) or 1.0
     shares = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{phase} {value / total:.0%}" for phase, value in shares)
+    return ", ".join(f"{phase} {value / total:.0%}" for phase, value in shares) or "no time breakdown"

@@ -1,7 +1,7 @@
 """Thousands of environments as a few NumPy arrays: points that steer to the middle of a square.
 
     shoal envs check examples/batch_env.py:Points --envs 4096
-    shoal train cartpole --set env.id=examples/batch_env.py:Points --set actor.envs=8192
+    shoal train examples/batch_env.py:Points --envs-per-actor 8192
 
 A class or function with a parameter `num_envs` makes all copies at once. The same shape of code does for JAX
 or torch on a GPU: `reset` and `step` may return their arrays as they are, see `docs/environments.md`.
@@ -41,6 +41,7 @@ class Points(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self._begin(np.ones(self.num_envs, np.bool_))
+        self._done = np.zeros(self.num_envs, np.bool_)
         return self._state.copy(), {}
 
     def step(self, actions: np.ndarray) -> Arrays:

@@ -1,7 +1,7 @@
 """An environment of one's own in a file: walk to the goal on a grid, walls are masked.
 
     shoal envs check examples/own_env.py:GridWorld --set env.kwargs.size=7
-    shoal train cartpole --set env.id=examples/own_env.py:GridWorld
+    shoal train examples/own_env.py:GridWorld
 
 `docs/environments.md` explains what an environment must do. This one is plain Gymnasium and knows nothing of
 shoal.

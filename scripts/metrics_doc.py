@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import inspect
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,13 +46,10 @@ class _Recorder(CollectorRegistry):
 
 
 def service_metrics(service: str) -> list[Metric]:
-    """What `services/<service>/metrics.py` registers, in order of registration."""
-    module = importlib.import_module(f"services.{service}.metrics")
+    """What `ActorMetrics` and its like in `services/<service>/metrics.py` register, in that order."""
+    module: Any = importlib.import_module(f"services.{service}.metrics")
     registry = _Recorder()
-    member: Any
-    for name, member in inspect.getmembers(module, inspect.isclass):
-        if name.endswith("Metrics") and member.__module__ == module.__name__:
-            member(registry)
+    getattr(module, f"{service.capitalize()}Metrics")(registry)
     return [
         _described(collector, family) for collector in registry.collectors for family in _families(collector)
     ]

@@ -10,11 +10,6 @@ from typing import NoReturn
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    import sys
-
-    # Users keep environments in the working directory, which comes last: nothing there hides what we import.
-    sys.path.append("")
-
     from services.actor.loop import run_actor
     from shoal.config import Config
     from shoal.config.load import check_trainable

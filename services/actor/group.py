@@ -85,6 +85,13 @@ class Group:
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._must_finish = False
+        # Transitions: what the replay was given, and what was never recorded to the end.
+        self.num_handed_over = 0
+        self.num_dropped = 0
+
+    @property
+    def policy(self) -> str:
+        return self._part.policy
 
     async def run(self) -> None:
         """Raises UserError if inference refuses the group."""
@@ -158,6 +165,7 @@ class Group:
         encoded = self._clock()
         metrics.phases.add("encode", encoded - start)
         await self._append(self._sink, payloads)
+        self.num_handed_over += num_transitions
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
     def _encode(self, trajectory: Trajectory) -> list[bytes]:
@@ -216,6 +224,7 @@ class Group:
         dropped = builder.num_transitions
         self._metrics.env_steps.inc(dropped)
         self._metrics.dropped_steps.inc(dropped)
+        self.num_dropped += dropped
         self._policy_metrics.add(builder.episodes)
         builder.carry_over()
         return dropped

@@ -141,7 +141,15 @@ class Actor:
         for policy, writer in self._writers.items():
             unacked = await writer.flush(max(deadline - loop.time(), 0.0))
             self._metrics.follow_writer(policy, writer.stats)
-            log.info("drained %s: %d trajectories acked, %d not", policy, writer.stats.num_acked, unacked)
+            mine = [group for group in self._groups if group.policy == policy]
+            log.info(
+                "drained %s: %d trajectories acked, %d not; %d steps handed over, %d dropped",
+                policy,
+                writer.stats.num_acked,
+                unacked,
+                sum(group.num_handed_over for group in mine),
+                sum(group.num_dropped for group in mine),
+            )
 
     async def _report(self) -> None:
         while True:

@@ -51,9 +51,9 @@ class TrainingLoop:
         self._publisher = parts.publisher
         self._versions = parts.versions
         self._store = parts.store
-        self._metrics = parts.meter
+        self._metrics = parts.metrics
         self._clock = clock
-        self._reporter = Reporter(parts.meter, summaries, ring, clock)
+        self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._epoch = clock()
 
     def stop(self) -> None:

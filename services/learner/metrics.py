@@ -110,11 +110,11 @@ class LearnerMetrics:
         )
         self.policy_lag = LagHistogram(registry)
 
-    def of(self, policy: str) -> PolicyMeter:
-        return PolicyMeter(self, policy)
+    def of(self, policy: str) -> PolicyMetrics:
+        return PolicyMetrics(self, policy)
 
 
-class PolicyMeter:
+class PolicyMetrics:
     """The metrics of one policy; all are shown from the start, with zeros."""
 
     def __init__(self, metrics: LearnerMetrics, policy: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from services.learner.checkpoint import CheckpointStore
 from services.learner.files import DirectoryLock
-from services.learner.metrics import LearnerMetrics, PolicyMeter
+from services.learner.metrics import LearnerMetrics, PolicyMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
 from services.learner.versions import VersionCounter
@@ -27,7 +27,7 @@ class Parts:
     publisher: WeightsPublisher
     versions: VersionCounter
     store: CheckpointStore
-    meter: PolicyMeter
+    metrics: PolicyMetrics
 
 
 def build_parts(config: Config, metrics: LearnerMetrics) -> tuple[Parts, ...]:
@@ -70,10 +70,10 @@ def _store(config: Config, place: PolicyPlace) -> CheckpointStore:
 def _check_kind_of_run(config: Config) -> None:
     """One policy has its checkpoints elsewhere than several have: none would be found, and all begin anew."""
     run_dir = config.run.dir
-    others = run_dir / ("checkpoints" if config.env.policies else "policies")
-    if others.is_dir():
+    found = next(run_dir.glob(f"{'' if config.env.policies else 'policies/*/'}checkpoints/[0-9]*"), None)
+    if found is not None:
         was, now = ("one policy", "several") if config.env.policies else ("several policies", "one")
         raise UserError(
-            f"the run in {run_dir} has {was} and env.policies asks for {now}: its checkpoints, in {others}, "
-            "would not be used. Set env.policies as it was, or use another run.dir"
+            f"the run in {run_dir} has {was} and env.policies asks for {now}: its checkpoints, such as "
+            f"{found}, would not be used. Set env.policies as it was, or use another run.dir"
         )

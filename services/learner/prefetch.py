@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.learner.batches import BatchLayout
-from services.learner.metrics import PolicyMeter
+from services.learner.metrics import PolicyMetrics
 from services.learner.ring import BatchRing, Packer, RingClosed
 from shoal.errors import InvalidArgumentError
 from shoal.records import Item, Trajectory
@@ -43,7 +43,7 @@ class Prefetcher:
         ring: BatchRing,
         decode: Callable[[Sequence[bytes]], Trajectory],
         decode_threads: int,
-        metrics: PolicyMeter,
+        metrics: PolicyMetrics,
     ) -> None:
         self._source = source
         self._layout = layout

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from services.learner.metrics import PolicyMeter
+from services.learner.metrics import PolicyMetrics
 from services.learner.progress import Lag, Progress
 from services.learner.ring import BatchRing
 from services.learner.summaries import Summaries
@@ -24,7 +24,7 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(self, metrics: PolicyMeter, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
+    def __init__(self, metrics: PolicyMetrics, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring

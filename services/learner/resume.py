@@ -41,7 +41,7 @@ def build_or_resume(
     policy = build_policy(config.policy, spec).to(device)
     settings = config.algorithm
     trainer = Trainer(policy, algorithm, settings.learning_rate, settings.max_grad_norm)
-    path, label = parts.store.path, parts.meter.log_label
+    path, label = parts.store.path, parts.metrics.log_label
     checkpoint = parts.store.newest()
     if checkpoint is None:
         log.info("%sstarting afresh: %s on %s", label, spec.describe(), device)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from services.learner.checkpoint import CheckpointStore
-from services.learner.metrics import PolicyMeter
+from services.learner.metrics import PolicyMetrics
 from shoal.records import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class CheckpointSaver:
         store: CheckpointStore,
         spec: EnvSpec,
         config_yaml: str,
-        metrics: PolicyMeter,
+        metrics: PolicyMetrics,
         saved_step: int,
     ) -> None:
         """`saved_step` is the learner step that is already on the disk."""

@@ -138,7 +138,7 @@ async def _prepare(
         ring,
         lambda payloads: decode_sequence(payloads, config.limits),
         settings.decode_threads,
-        parts.meter,
+        parts.metrics,
     )
     return _Training(TrainingLoop(config, spec, resumed, ring, parts, summaries), prefetcher, pool)
 
@@ -197,11 +197,11 @@ def _named(parts: Parts) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if parts.meter.log_label:
+        if parts.metrics.log_label:
             first: BaseException = error
             while isinstance(first, BaseExceptionGroup):
                 first = first.exceptions[0]
-            log.error("%straining failed: %s", parts.meter.log_label, first)
+            log.error("%straining failed: %s", parts.metrics.log_label, first)
         raise
 
 

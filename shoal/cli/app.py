@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.envs import envs
 from shoal.cli.eval import evaluate
 from shoal.cli.replay import replay
 from shoal.cli.report import report
@@ -30,6 +31,7 @@ app.command()(train)
 app.command()(report)
 app.command("eval")(evaluate)
 app.add_typer(replay, name="replay")
+app.add_typer(envs, name="envs")
 
 
 def _print_version(wanted: bool) -> None:

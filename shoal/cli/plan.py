@@ -99,7 +99,9 @@ def _process(
     return ProcessSpec(role, index, announce, overrides)
 
 
-def child_environment(config: Config, token: str, environ: Mapping[str, str]) -> dict[str, str]:
+def child_environment(
+    config: Config, token: str, environ: Mapping[str, str], sockets: Path
+) -> dict[str, str]:
     """The environment of every service. The token travels here: command lines are public."""
     # The config file already holds what SHOAL__ variables said, with the command line's flags over them.
     environment = {key: value for key, value in environ.items() if not key.startswith("SHOAL__")}
@@ -110,6 +112,8 @@ def child_environment(config: Config, token: str, environ: Mapping[str, str]) ->
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         environment.setdefault(variable, "1")
     environment["PYTHONUNBUFFERED"] = "1"
+    # Worker processes of environments leave files there if they are killed; this directory is removed.
+    environment["TMPDIR"] = str(sockets)
     return environment
 
 

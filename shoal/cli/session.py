@@ -100,7 +100,7 @@ def _supervise(config: Config, run_dir: RunDir, sockets: Path, lock: int, monito
 
 
 async def _run(config: Config, run_dir: RunDir, sockets: Path, guard: Guard, monitor: Monitor) -> Outcome:
-    environment = child_environment(config, secrets.token_urlsafe(32), os.environ)
+    environment = child_environment(config, secrets.token_urlsafe(32), os.environ, sockets)
     supervisor = Supervisor(
         plan_processes(config, sockets),
         config_file=run_dir.config,

@@ -234,7 +234,7 @@ class ReplaySection(Section):
 
 
 class LearnerSection(Section):
-    """Trains the policy and publishes its weights."""
+    """Trains the policies and publishes their weights."""
 
     device: str = Field(
         "cpu",
@@ -251,7 +251,7 @@ class LearnerSection(Section):
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
     decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of training; 0: half of the CPUs, at least one."
+        0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
     )
     publish_every: int = Field(
         1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
@@ -298,12 +298,12 @@ class PolicySection(Section):
 
 
 class StopSection(Section):
-    """When the learner ends the run by itself. Whatever is reached first counts."""
+    """When the learner ends the run by itself. Whatever is reached first counts, by whichever policy."""
 
     until_return: float | None = Field(
         None, description="Mean return over the last 100 training episodes to reach."
     )
-    steps: int | None = Field(None, ge=1, description="Environment steps to train on, over all restarts.")
+    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
     minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")
 
 

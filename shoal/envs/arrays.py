@@ -6,12 +6,15 @@ Environments that compute in JAX, torch or CuPy hand over their own arrays, whic
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 # DLPack's number for memory that the CPU reads.
 _DLPACK_CPU = 1
+# Elements; of more the linear algebra library may use threads.
+_MAX_SQUARED = 8192
 
 
 def to_numpy(value: Any) -> np.ndarray:
@@ -38,5 +41,12 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether there is neither NaN nor infinity in it."""
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+    """Whether there is neither NaN nor infinity in it. Asked at every step of every environment."""
+    if array.dtype.kind != "f":
+        return True
+    if array.size <= _MAX_SQUARED and array.itemsize >= 4:
+        # NaN and infinity show in the sum of squares, which is quicker; it may also overflow by itself.
+        flat = array.ravel(order="K")
+        if math.isfinite(np.vdot(flat, flat)):
+            return True
+    return bool(np.isfinite(array).all())

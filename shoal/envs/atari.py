@@ -43,6 +43,11 @@ _PREPROCESSING = {
 
 def atari_source(gym_spec: GymSpec, kwargs: dict[str, Any]) -> Source:
     """One game. An `obs_type` in `kwargs` asks for the game as it is, without preprocessing."""
+    # Not everybody has it; whoever names a game of its does.
+    import ale_py
+
+    # Else every environment prints a banner.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
     if "batch_size" in kwargs:
         raise UserError("env.kwargs has 'batch_size': shoal steps all environments of a batch at once")
     if "obs_type" in kwargs:

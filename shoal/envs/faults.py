@@ -36,7 +36,12 @@ def traceback_once(error: BaseException, restarts: Restarts) -> BaseException | 
 
 def is_finite(columns: Columns, reward: np.ndarray) -> bool:
     """The quick question, asked at every step."""
-    return all_finite(reward) and all(all_finite(column) for column in columns.values())
+    if not all_finite(reward):
+        return False
+    for column in columns.values():  # noqa: SIM110 - a generator costs as much as the question
+        if not all_finite(column):
+            return False
+    return True
 
 
 def non_finite(columns: Columns, reward: np.ndarray) -> dict[int, str]:

@@ -58,7 +58,9 @@ class WatchedEnv:
         return self._env.num_restarts
 
     def doing(self) -> str:
-        return self._env.doing() if isinstance(self._env, Tells) else "an environment"
+        if isinstance(self._env, Tells):
+            return self._env.doing()
+        return f"environment {next(iter(self._env.slots.values())).spec.env_id!r}"
 
     def reset(self, seed: int) -> dict[str, EnvStep]:
         self.thread = threading.get_ident()

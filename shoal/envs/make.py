@@ -36,11 +36,11 @@ def make_batch_env(section: EnvSection, num_envs: int, restarts: Restarts | None
     source = find_source(section)
     wrappers = load_wrappers(section.wrappers)
     mode = choose_mode(section, source, wrappers)
+    restarts = restarts or Restarts(section.max_restarts)
     if mode == "async":
         from shoal.envs.workers import make_worker_env
 
-        return make_worker_env(section, num_envs, partial(make_part, section))
-    restarts = restarts or Restarts(section.max_restarts)
+        return make_worker_env(section, num_envs, partial(make_part, section), restarts)
     try:
         if mode == "native":
             return _make_native(section, source, wrappers, num_envs, restarts)
@@ -120,7 +120,7 @@ def _make_inline(
         from shoal.envs.multi_agent import make_multi_agent_env
 
         _close(envs)
-        return make_multi_agent_env(section, num_envs, make, source.env_id)
+        return make_multi_agent_env(section, num_envs, make, source.env_id, restarts)
     try:
         _check_interface(envs[0], _SINGLE, source, "no environment of Gymnasium or PettingZoo (parallel)")
         if hasattr(envs[0], "single_observation_space"):

@@ -27,6 +27,7 @@ from shoal.envs.arrays import to_numpy
 from shoal.envs.batch import EnvStep, Slots
 from shoal.envs.faults import BadValueError, in_words, is_finite, non_finite, traceback_once
 from shoal.envs.restarts import Restarts, seed_after
+from shoal.envs.slot_log import SlotLog
 from shoal.envs.spaces import MaskSource, SpaceAdapter
 from shoal.errors import UserError
 from shoal.records import DEFAULT_POLICY, Columns
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # Info entries with the final observations of a SAME_STEP batch: Gymnasium's name and its former one.
 _FINAL = ("final_obs", "final_observation")
+_FLOAT, _BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 
 
 class Batch(Protocol):
@@ -81,9 +83,7 @@ class NativeEnv:
         self._seed = 0
         self._has_begun = False
         self._steps = 0
-        # Of each slot: its episodes so far, and the step of the batch that showed its first observation.
-        self._episode = np.ones(num, np.int64)
-        self._first_step = np.zeros(num, np.int64)
+        self._slot_log = SlotLog(num)
         self.slots = {DEFAULT_POLICY: Slots(self._spaces.spec(env_id), num)}
         self.num_restarts = 0
 
@@ -106,13 +106,14 @@ class NativeEnv:
         self._steps += 1
         try:
             observation, reward, terminated, truncated, info = self._batch.step(taken)
-            step = self._checked(self._converted(observation, reward, terminated, truncated, info))
+            step = self._converted(observation, reward, terminated, truncated, info)
         except UserError:
             raise
         except Exception as e:  # whatever the environment's own code raises or returns
             return self._begin_anew(e)
-        self._episode += step.first
-        self._first_step[step.first] = self._steps
+        self._slot_log.add(step.first)
+        if not is_finite(step.observation, step.reward):
+            return self._begin_anew(self._non_finite(step))
         self._done = step.done
         return {DEFAULT_POLICY: step}
 
@@ -124,8 +125,7 @@ class NativeEnv:
 
     def _begin(self, seed: int) -> dict[str, EnvStep]:
         self._seed, self._steps = seed, 0
-        self._episode.fill(1)
-        self._first_step.fill(0)
+        self._slot_log = SlotLog(self._num)
         observation, info = self._batch.reset(seed=seed)
         nothing = self._done = np.zeros(self._num, np.bool_)
         step = EnvStep(
@@ -136,15 +136,17 @@ class NativeEnv:
             first=np.ones(self._num, np.bool_),
             done=nothing,
         )
-        return {DEFAULT_POLICY: self._checked(step)}
+        if not is_finite(step.observation, step.reward):
+            raise self._non_finite(step)
+        return {DEFAULT_POLICY: step}
 
     def _converted(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: dict[str, Any]
     ) -> EnvStep:
         columns = self._spaces.to_columns(observation, info)
-        rewards = self._of_slots(reward, np.float32, "a reward")
-        ended = self._of_slots(terminated, np.bool_, "terminated")
-        cut = self._of_slots(truncated, np.bool_, "truncated")
+        rewards = self._of_slots(reward, _FLOAT, "a reward")
+        ended = self._of_slots(terminated, _BOOL, "terminated")
+        cut = self._of_slots(truncated, _BOOL, "truncated")
         first = self._done
         if not self._same_step:
             return EnvStep(columns, rewards, ended, cut, first, ended | cut)
@@ -155,11 +157,11 @@ class NativeEnv:
             columns = self._with_final(columns, info, done)
         return EnvStep(columns, np.where(first, np.float32(0), rewards), ended, cut, first, done)
 
-    def _of_slots(self, value: Any, dtype: type[np.generic], what: str) -> np.ndarray:
+    def _of_slots(self, value: Any, dtype: np.dtype, what: str) -> np.ndarray:
         array = to_numpy(value)
         if array.shape != (self._num,):
             raise BadValueError(f"gave {what} of shape {list(array.shape)} instead of [{self._num}]")
-        return np.asarray(array, dtype)
+        return array if array.dtype is dtype else array.astype(dtype)
 
     def _with_final(self, columns: Columns, info: Mapping[str, Any], done: np.ndarray) -> Columns:
         """The observations with the final ones where an episode ended."""
@@ -181,14 +183,10 @@ class NativeEnv:
             merged[column_name][rows] = column[rows]
         return merged
 
-    def _checked(self, step: EnvStep) -> EnvStep:
-        if is_finite(step.observation, step.reward):
-            return step
+    def _non_finite(self, step: EnvStep) -> BadValueError:
         slot, fault = next(iter(non_finite(step.observation, step.reward).items()))
-        began = bool(step.first[slot])
-        episode = self._episode[slot] + (began and self._steps > 0)
-        step_of_episode = 0 if began else self._steps - self._first_step[slot]
-        raise BadValueError(f"{fault} (slot {slot}, its episode {episode}, step {step_of_episode})")
+        episode, number = self._slot_log.where(slot)
+        return BadValueError(f"{fault} (slot {slot}, its episode {episode}, step {number})")
 
     def _begin_anew(self, fault: Exception) -> dict[str, EnvStep]:
         """Another batch instead of the broken one; all slots begin an episode."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import pkgutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +67,7 @@ def import_module(module: str, env_id: str) -> object:
     try:
         return importlib.import_module(module)
     except Exception as e:  # importing runs the user's own code
-        advice = _install(module) or "is it installed, and on PYTHONPATH?"
+        advice = _near(module, e) or _install(module) or "is it installed, and on PYTHONPATH?"
         reason = " ".join(str(e).split())
         message = f"cannot import {module!r} for environment {env_id!r}: {reason}; {advice}"
         raise UserError(message) from e
@@ -78,6 +80,16 @@ def construction_error(env_id: str, origin: str, error: Exception) -> UserError:
     return UserError(
         f"cannot make environment {env_id!r}: {one_line(error)}{f'; {advice}' if advice else ''}"
     )
+
+
+def _near(module: str, error: Exception) -> str:
+    """Of a package that is there but has no such module: the nearest that it has."""
+    package, _, name = module.rpartition(".")
+    if not isinstance(error, ModuleNotFoundError) or error.name != module or package not in sys.modules:
+        return ""
+    known = [found.name for found in pkgutil.iter_modules(sys.modules[package].__path__)]
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{package}.{nearest[0]}'?" if nearest else f"{package} has no {name}"
 
 
 def _install(origin: str) -> str:

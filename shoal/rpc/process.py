@@ -81,6 +81,9 @@ def run_service(name: str, main: Main, argv: Sequence[str] | None = None) -> NoR
     """Run `main` until it returns; `name` is the service's section in the configuration."""
     watchdog = Watchdog()
     watchdog.install()
+    # Users keep environments and networks in the working directory, which comes last: nothing there hides
+    # what we import.
+    sys.path.append("")
     try:
         code = _run(name, main, argv, watchdog)
     except UserError as error:

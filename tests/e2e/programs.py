@@ -28,7 +28,7 @@ class Programs:
         self.specs: dict[str, ProcessSpec] = {spec.name: spec for spec in plan_processes(config, directory)}
         self._config_file = directory / "run.yaml"
         self._config_file.write_text(to_yaml(config))
-        self._environment = child_environment(config, TOKEN, os.environ)
+        self._environment = child_environment(config, TOKEN, os.environ, directory)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, python: Path | None = None, cwd: Path = ROOT) -> None:

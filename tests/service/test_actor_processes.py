@@ -216,7 +216,9 @@ def test_lives_replicas_shards_and_drain() -> None:
 
             cluster.processes["actor-0"].send_signal(signal.SIGTERM)
             assert await cluster.exit_code("actor-0") == 0
-            drained = re.search(r"drained: (\d+) trajectories acked, (\d+) not", cluster.log("actor-0"))
+            drained = re.search(
+                r"drained policy: (\d+) trajectories acked, (\d+) not", cluster.log("actor-0")
+            )
             assert drained is not None
             assert drained[2] == "0"
             await until(

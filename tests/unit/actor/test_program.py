@@ -15,7 +15,9 @@ import services.actor.loop
 from services.actor.loop import group_seed, run_actor
 from shoal.config import Config
 from shoal.config.tree import ActorSection, EnvSection, ListenSection
-from shoal.envs.vector import ShoalVectorEnv, make_vector_env
+from shoal.envs.batch import BatchEnv
+from shoal.envs.make import make_batch_env
+from shoal.envs.restarts import Restarts
 from shoal.errors import AddressInUseError
 from shoal.records import Life
 from shoal.rpc.process import ServiceContext
@@ -34,15 +36,15 @@ def loaded_by(statement: str) -> set[str]:
 
 
 def test_an_actor_never_loads_torch() -> None:
-    loaded = loaded_by("import services.actor.__main__, services.actor.loop, shoal.envs.vector")
+    loaded = loaded_by("import services.actor.__main__, services.actor.loop, shoal.envs.make")
     assert {"gymnasium", "grpc"} <= loaded
     assert not {"torch", "safetensors"} & loaded
 
 
 def test_worker_processes_of_asynchronous_environments_import_little() -> None:
-    loaded = loaded_by("import services.actor.__main__, shoal.envs.registry")
+    loaded = loaded_by("import services.actor.__main__, shoal.envs.make")
     assert "gymnasium" in loaded
-    assert not {"grpc", "google", "pydantic", "prometheus_client"} & loaded
+    assert not {"grpc", "google", "prometheus_client", "torch"} & loaded
 
 
 def test_a_table_that_is_not_there_is_told_in_one_line() -> None:
@@ -59,12 +61,12 @@ def test_a_table_that_is_not_there_is_told_in_one_line() -> None:
 def test_environments_are_closed_when_the_metrics_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = []
 
-    def make(section: EnvSection, num_envs: int) -> ShoalVectorEnv:
-        env = make_vector_env(section, num_envs)
+    def make(section: EnvSection, num_envs: int, restarts: Restarts) -> BatchEnv:
+        env = make_batch_env(section, num_envs, restarts)
         monkeypatch.setattr(env, "close", lambda: closed.append(env))
         return env
 
-    monkeypatch.setattr(services.actor.loop, "make_vector_env", make)
+    monkeypatch.setattr(services.actor.loop, "make_batch_env", make)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -84,20 +84,23 @@ def test_files_of_the_users_hide_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_token_travels_in_the_environment_only() -> None:
-    environment = child_environment(Config(), "secret-token", {"PATH": "/bin", "SHOAL__ACTOR__ENVS": "3"})
+    environment = child_environment(
+        Config(), "secret-token", {"PATH": "/bin", "SHOAL__ACTOR__ENVS": "3"}, SOCKETS
+    )
     assert environment["SHOAL__SECURITY__TOKEN"] == "secret-token"
     assert environment["PATH"] == "/bin"
+    assert environment["TMPDIR"] == str(SOCKETS), "what is left there goes with the run"
     assert "SHOAL__ACTOR__ENVS" not in environment
     assert not any("secret-token" in part for spec in plan().values() for part in spec.command(Path("c")))
 
 
 def test_users_own_token_is_kept() -> None:
     given = load_config(None, ["security.token=mine"], environ={})
-    assert child_environment(given, "random", {})["SHOAL__SECURITY__TOKEN"] == "mine"
+    assert child_environment(given, "random", {}, SOCKETS)["SHOAL__SECURITY__TOKEN"] == "mine"
     by_file = load_config(None, ["security.token_file=/t"], environ={})
-    assert "SHOAL__SECURITY__TOKEN" not in child_environment(by_file, "random", {})
+    assert "SHOAL__SECURITY__TOKEN" not in child_environment(by_file, "random", {}, SOCKETS)
 
 
 def test_threads_are_one_unless_the_user_says_otherwise() -> None:
-    environment = child_environment(Config(), "t", {"OMP_NUM_THREADS": "4"})
+    environment = child_environment(Config(), "t", {"OMP_NUM_THREADS": "4"}, SOCKETS)
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("4", "1")

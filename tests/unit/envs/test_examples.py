@@ -49,6 +49,14 @@ def test_masked_moves_would_run_into_a_wall() -> None:
                 break
 
 
+def test_a_reset_of_the_points_forgets_what_was() -> None:
+    with batch_env(POINTS, 8, kwargs={"max_steps": 3}) as env:
+        one, other = rollout(env, 3), rollout(env, 3)
+    assert one[-1].done.all()
+    for before, after in zip(one, other, strict=True):
+        np.testing.assert_array_equal(before.observation["observation"], after.observation["observation"])
+
+
 def test_thousands_of_points_in_one_batch() -> None:
     with batch_env(POINTS, 4096, kwargs={"max_steps": 40}) as env:
         assert isinstance(env, NativeEnv)

@@ -147,6 +147,21 @@ def test_watched_environments_are_the_same_otherwise() -> None:
     watched.close()
 
 
+def test_environments_that_do_not_tell_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Silent(Slow):
+        doing = None  # type: ignore[assignment]
+
+    clock, slow = Clock(), Silent()
+    watch = HangWatch(2.0, clock=clock)
+    with Stepping(watch.watch(slow), slow):
+        found = []
+        for _ in range(4):
+            found.append(watch.look())
+            clock.now += 1
+    assert found == [False, False, True, False]
+    assert "environment 'Counting-v0' hangs" in caplog.text
+
+
 def test_environments_in_other_processes_are_left_to_them() -> None:
     slow = Slow(waits=True)
     watch = HangWatch(60.0)

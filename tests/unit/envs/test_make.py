@@ -18,6 +18,7 @@ from shoal.config.tree import EnvSection, WrapperSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
 from shoal.envs.native import NativeEnv
+from shoal.envs.restarts import Restarts
 from shoal.envs.sync import SyncEnv
 from shoal.errors import UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
@@ -215,6 +216,11 @@ def test_mistakes_in_a_file_are_explained(own_file: Path, name: str, message: st
         (EnvSection(id="Zzzz-v0"), "unknown environment 'Zzzz-v0'; environments of other packages"),
         (EnvSection(id="what ever"), "env.id 'what ever' is not a valid id"),
         (EnvSection(id="no_such_module:X-v0"), "cannot import 'no_such_module' for environment"),
+        (
+            EnvSection(id="gymnasium.envs.classic_controls:X"),
+            "No module named .*classic_controls'; did you mean 'gymnasium.envs.classic_control'?",
+        ),
+        (EnvSection(id="gymnasium.envs.zzz:X"), "; gymnasium.envs has no zzz"),
         (EnvSection(id="gone.py:make"), "there is no file"),
         (EnvSection(id="Acrobot-v1", vectorization="native"), "has no batch of its own"),
         (
@@ -354,7 +360,9 @@ def test_async_is_handed_to_worker_processes(monkeypatch: pytest.MonkeyPatch) ->
     """What they get can be sent to another process and makes the environments there."""
     workers = ModuleType("shoal.envs.workers")
 
-    def make_worker_env(section: EnvSection, num: int, make_part: Callable[[int], BatchEnv]) -> BatchEnv:
+    def make_worker_env(
+        section: EnvSection, num: int, make_part: Callable[[int], BatchEnv], restarts: Restarts
+    ) -> BatchEnv:
         assert num == 6
         return pickle.loads(pickle.dumps(make_part))(2)  # type: ignore[no-any-return]  # noqa: S301
 
@@ -374,7 +382,9 @@ def test_an_environment_with_agents_is_handed_on(monkeypatch: pytest.MonkeyPatch
     multi_agent = ModuleType("shoal.envs.multi_agent")
     seen: list[Any] = []
 
-    def make_multi_agent_env(section: EnvSection, num: int, make_one: Callable[[], Any], env_id: str) -> str:
+    def make_multi_agent_env(
+        section: EnvSection, num: int, make_one: Callable[[], Any], env_id: str, restarts: Restarts
+    ) -> str:
         seen.extend([section.id, num, make_one().possible_agents, env_id])
         return "env"
 

@@ -68,7 +68,7 @@ def test_each_policy_has_its_place_and_no_result_of_an_earlier_session(tmp_path:
 
     async def build() -> list[Path]:
         parts = build_parts(config, LearnerMetrics(CollectorRegistry()))
-        assert [part.meter.policy for part in parts] == ["red", "blue"]
+        assert [part.metrics.policy for part in parts] == ["red", "blue"]
         assert [part.versions.next() for part in parts] == [0, 0]
         return [part.store.path for part in parts]
 
@@ -78,17 +78,20 @@ def test_each_policy_has_its_place_and_no_result_of_an_earlier_session(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "where", "after", "said"),
     [
-        ((), (TWO,), "has one policy and env.policies asks for several"),
-        ((TWO,), (), "several policies .* asks for one"),
+        ((), "checkpoints", (TWO,), "has one policy and env.policies asks for several"),
+        ((TWO,), "policies/blue/checkpoints", (), "has several policies and env.policies asks for one"),
     ],
 )
 def test_checkpoints_that_would_not_be_found_are_not_passed_over_in_silence(
-    tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...], said: str
+    tmp_path: Path, before: tuple[str, ...], where: str, after: tuple[str, ...], said: str
 ) -> None:
     take_run_dir(config_of(tmp_path, *before)).release()
-    with pytest.raises(UserError, match=rf"{said}.*or use another run\.dir"):
+    # Nothing was trained yet.
+    take_run_dir(config_of(tmp_path, *after)).release()
+    (tmp_path / where / "000001-step-5").mkdir()
+    with pytest.raises(UserError, match=rf"{said}: .*{where}/000001.*or use another run\.dir"):
         take_run_dir(config_of(tmp_path, *after))
     take_run_dir(config_of(tmp_path, *before)).release()
 

@@ -96,14 +96,14 @@ class Rig:
         self.store = CheckpointStore(place.dir / "checkpoints", self.config.learner.keep_checkpoints)
         self.store.prepare()
         self.registry = CollectorRegistry()
-        meter = LearnerMetrics(self.registry).of(place.name)
+        metrics = LearnerMetrics(self.registry).of(place.name)
         versions = VersionCounter(place.dir / "policy_version")
-        parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, meter)
+        parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, metrics)
         cpu = torch.device("cpu")
         resumed = build_or_resume(self.config, parts, spec, algorithm, cpu)
         layout = BatchLayout(spec, resumed.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
         self.ring = BatchRing([BatchSlot(layout, cpu) for _ in range(2)])
-        self.packer = Packer(self.ring, meter.phases)
+        self.packer = Packer(self.ring, metrics.phases)
         self.summaries = Summaries(place.dir / "tensorboard")
         self.now = 100.0
         self.loop = TrainingLoop(
@@ -343,9 +343,9 @@ def test_a_failure_that_is_not_the_disks_is_logged_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """safetensors refuses the arrays: an error of its own, in a thread whose result nobody reads."""
-    meter = LearnerMetrics(registry := CollectorRegistry()).of("red")
+    metrics = LearnerMetrics(registry := CollectorRegistry()).of("red")
     store = CheckpointStore(tmp_path, 3)
-    saver = CheckpointSaver(store, SPEC, "", meter, saved_step=0)
+    saver = CheckpointSaver(store, SPEC, "", metrics, saved_step=0)
     good, bad = {"a": np.zeros(3)}, {"a": np.array(["text"])}
     saver.save(good, Progress(learner_steps=5).to_json())
     saver.save(bad, Progress(learner_steps=7).to_json(), is_last=True)

@@ -11,7 +11,7 @@ from shoal.errors import UserError
 from shoal.policy.conv import ImageEncoder
 from shoal.policy.encoders import MAX_IMAGES, Encoder, ImagesEncoder, build_encoder
 from shoal.policy.images import ImageLayout, image_layout, to_planes
-from shoal.policy.mlp import MlpEncoder
+from shoal.policy.mlp import MlpEncoder, Tanh
 from shoal.records import ArraySpec
 from tests.unit.policy.stepping import MIXED, VECTOR
 
@@ -146,6 +146,16 @@ def test_mlp_by_name_takes_images_too() -> None:
 def test_small_images_go_through_the_mlp_unless_a_network_takes_them() -> None:
     assert isinstance(encoder((image(35, 84),)), MlpEncoder)
     assert isinstance(encoder((image(10, 10, 4),), network="impala_resnet"), ImagesEncoder)
+
+
+def test_our_tanh_is_tanh_with_its_gradient() -> None:
+    x = torch.linspace(-12.0, 12.0, 10_001, requires_grad=True)
+    y = Tanh()(x)
+    torch.testing.assert_close(y, x.tanh(), atol=3e-7, rtol=0)
+    (slope,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(slope, 1.0 - x.tanh().square(), atol=1e-6, rtol=0)
+    low = torch.linspace(-2.0, 2.0, 101).bfloat16()
+    assert torch.equal(Tanh()(low), low.tanh())
 
 
 def test_no_hidden_layers_is_a_linear_policys_encoder() -> None:

@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 from shoal.config.tree import PolicySection
 from shoal.errors import UserError
-from shoal.policy.network import Policy, build_policy
+from shoal.policy.network import Choice, Policy, build_policy
 from shoal.policy.weights import load_policy_arrays, load_policy_bytes
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
 
@@ -42,6 +42,27 @@ def test_arrays_are_loaded_as_bytes_are() -> None:
         load_policy_arrays(
             target, {name: tensor.numpy() for name, tensor in policy_of((16, 8)).state_dict().items()}
         )
+
+
+@pytest.mark.parametrize("kind", ["actor_critic", "q", "soft_actor_critic", "deterministic"])
+@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
+def test_every_kind_acts_the_same_after_a_round_trip(kind: str, recurrent: str) -> None:
+    box = BoxAction((2,), (-1, -1), (1, 1))
+    action = box if kind in ("soft_actor_critic", "deterministic") else DiscreteAction(3)
+    spec = EnvSpec("Test-v0", (*OBSERVATION, ArraySpec("image", "uint8", (36, 36))), action)
+    config = PolicySection.model_validate({"kind": kind, "recurrent": recurrent, "frame_stack": 2})
+    source, target = build_policy(config, spec), build_policy(config, spec)
+    load_policy_bytes(target, save(source.state_dict()))
+
+    seen = {"observation": torch.randn(5, 4), "image": torch.randint(0, 256, (5, 36, 36), dtype=torch.uint8)}
+    first, choice = torch.ones(5, dtype=torch.bool), Choice(greedy=torch.ones(5, dtype=torch.bool))
+    one, other = (
+        policy.act(seen, first, policy.initial_state(5, torch.device("cpu")), choice)
+        for policy in (source, target)
+    )
+    for ours, theirs in ((one.outputs, other.outputs), (one.state, other.state)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_the_policy_stays_trainable() -> None:

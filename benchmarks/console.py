@@ -1,4 +1,4 @@
-"""What the replay benchmark prints: tables, and on a terminal one line that says how far long work is."""
+"""What the benchmarks print: tables, whether a target is met, and on a terminal how far long work is."""
 
 from __future__ import annotations
 
@@ -49,3 +49,9 @@ def print_table(
 def rate(value: float) -> str:
     """Three digits are all that a speed means here."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def verdict(value: float, target: float, *, at_most: bool = False) -> str:
+    """`met` or `missed`, with the target."""
+    met = value <= target if at_most else value >= target
+    return f"{'met' if met else 'missed'}: target {'at most' if at_most else 'at least'} {target:,g}"
