@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.requirements import require
 from shoal.cli.say import say
 
 # Some simulators take seeds of 31 bits only, and environments count on from it.
@@ -56,6 +57,7 @@ def evaluate(
 
     Exit codes: 0 done, 2 your mistake.
     """
+    require("shoal eval", ("torch", "safetensors"), "inference")
     from shoal.cli.eval_session import Session
     from shoal.cli.saved_run import open_run
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
+from shoal.cli.requirements import require
 from shoal.config.tree import EnvSection, WrapperSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
@@ -98,8 +99,7 @@ def renderable(section: EnvSection, camera: object) -> EnvSection:
     single = section.model_copy(update={"vectorization": "sync"})
     if find_source(single).make_one is None:
         raise UserError(
-            f"cannot film {section.id!r}: it is only made as a batch; --set env.id to the same environment, "
-            "made one by one, if there is one"
+            f"cannot film {section.id!r}: it is only made as a batch, which renders no single one"
         )
     kwargs = dict(section.kwargs)
     if _takes_render_mode(section.id):
@@ -204,10 +204,7 @@ def _writer_factory(path: Path) -> Callable[[Path, float], Writer]:
         raise UserError(f"--video {path}: the name of the file must end in .mp4")
     if not path.parent.is_dir():
         raise UserError(f"--video {path}: there is no directory {path.parent}")
-    try:
-        import imageio.v2 as imageio
-        import imageio_ffmpeg  # noqa: F401
-    except ImportError as error:
-        missing = str(error.name).partition(".")[0]
-        raise UserError(f"--video needs {missing}: pip install 'shoal[video]'") from None
+    require("--video", ("imageio", "imageio_ffmpeg"), "video")
+    import imageio.v2 as imageio
+
     return lambda file, fps: imageio.get_writer(file, format="FFMPEG", fps=fps, macro_block_size=1)

@@ -47,6 +47,8 @@ class PolicyOutput(NamedTuple):
 class ActorCritic(Policy):
     """`act` gives the action and its log probability under all of the randomness that drew it."""
 
+    only_for_training = ("value_head",)
+
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         num_params = num_actions(spec)
         super().__init__(config, spec)

@@ -46,6 +46,8 @@ class Policy(nn.Module, ABC):
 
     # What `outputs` starts with is the action.
     outputs: tuple[ArraySpec, ...]
+    # Modules that only losses use: acting does without.
+    only_for_training: tuple[str, ...] = ()
 
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         super().__init__()
