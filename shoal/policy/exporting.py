@@ -39,7 +39,7 @@ class ActingNetwork(nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self.policy = copy.deepcopy(policy).cpu().eval()
+        self.policy = copy.deepcopy(policy).cpu().eval().requires_grad_(False)
         for name in policy.only_for_training:
             delattr(self.policy, name)
         action = policy.spec.action

@@ -117,7 +117,8 @@ def test_several_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     root = str(save_run(tmp_path / "run", config, {"red": SPEC, "blue": other}))
     assert run(["export", root, "--out", str(tmp_path / "all")]) == 0
     assert names(tmp_path / "all") == {"red.pt2", "red.pt2.json", "blue.pt2", "blue.pt2.json"}
-    assert run(["export", root, "--out", str(tmp_path / "x.pt2"), "--policy", "blue"]) == 0
+    named = ["--checkpoint", "000001-step-5"]
+    assert run(["export", root, "--out", str(tmp_path / "x.pt2"), "--policy", "blue", *named]) == 0
     record = json.loads((tmp_path / "x.pt2.json").read_text())
     assert record["policy"] == "blue"
     assert record["inputs"][0]["shape"] == ["batch", 5]

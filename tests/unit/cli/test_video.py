@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import imageio_ffmpeg
@@ -89,6 +90,32 @@ def test_without_the_extra(
         monkeypatch.setitem(sys.modules, module, None)
     assert run(["eval", root, "--video", str(tmp_path / "out.mp4")]) == 2
     assert capsys.readouterr().err.endswith(f"--video needs {missing}: pip install 'shoal[video]'\n")
+
+
+def film(tmp_path: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, Any]:
+    root = str(save_run(tmp_path / "run", config_of(*overrides)))
+    arguments = ["--episodes", "1", "--video", str(tmp_path / "out.mp4"), "--json"]
+    assert run(["eval", root, *arguments]) == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def test_an_atari_game_with_its_preprocessing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = "env.wrappers=[{path: 'gymnasium.wrappers:TimeLimit', kwargs: {max_episode_steps: 12}}]"
+    record = film(tmp_path, capsys, "env.id=ALE/Pong-v5", limit, "policy.frame_stack=2", "policy.network=mlp")
+    assert record["video"]["frames"] == 13
+    assert record["video"]["fps"] == 15.0, "four frames of sixty make a step"
+
+
+def test_a_game_of_several_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One film of all agents to the end of the game; an episode of each agent of each policy."""
+    policies = "env.policies={red: ['red_*'], blue: ['blue_*']}"
+    record = film(tmp_path, capsys, f"env.id={ENVS}:Duel", policies)
+    assert (record["video"]["frames"], record["video"]["fps"]) == (7, 20.0)
+    np.testing.assert_allclose(brightness(tmp_path / "out.mp4"), range(0, 140, 20), atol=3)
+    returns = {policy: scores["returns"] for policy, scores in record["policies"].items()}
+    assert returns == {"red": [6.0, 6.0], "blue": [3.0]}
+    assert record["checkpoints"] == {"blue": "000001-step-5", "red": "000001-step-5"}
 
 
 class Frames(list[np.ndarray]):

@@ -143,7 +143,7 @@ def test_names_and_shapes_of_an_onnx_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_nothing_is_exported_that_acting_does_without(case: str) -> None:
     policy = build(case)
-    network = ActingNetwork(policy)
+    network = ActingNetwork(policy).requires_grad_(True)
     for name in policy.only_for_training:
         assert hasattr(policy, name), "the policy itself stays whole"
     observation, first, state = network.zeros(2)
