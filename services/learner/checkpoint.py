@@ -1,19 +1,14 @@
 """Checkpoints: directories that are either whole or not there.
 
-    checkpoints/000007-step-1234/   tensors.safetensors   weights, optimiser, RNG
-                                    state.json            counters, spec (text and hash), configuration
-                                    SHA256SUMS            of the two; `sha256sum -c` checks them by hand
-
 Everything is written under a temporary name and fsynced before the rename, so a kill leaves no torn one; what
-the disk damages later is found by its SHA-256. No pickle, no torch. Blocking; one thread at a time.
+the disk damages later is found by its SHA-256. `shoal.checkpoint` says what is in them and reads them. No
+pickle, no torch. Blocking; one thread at a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,22 +16,28 @@ from typing import Any
 
 import numpy as np
 import yaml
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from services.learner.files import TEMPORARY_PREFIX, sync_directory, write_synced
 from services.learner.progress import Progress
+from shoal.checkpoint import (
+    FORMAT,
+    STATE,
+    SUMS,
+    TENSORS,
+    newest_whole,
+    not_ours,
+    numbered,
+    read_stored,
+    sums_of,
+)
 from shoal.config.load import build_config
 from shoal.config.tree import PolicySection
 from shoal.errors import CheckpointError, ConfigError, UserError
 from shoal.records import EnvSpec
+from shoal.spec_json import spec_to_json
 
 log = logging.getLogger(__name__)
-
-FORMAT = 1
-
-_TENSORS, _STATE, _SUMS = "tensors.safetensors", "state.json", "SHA256SUMS"
-_NAME = re.compile(r"(\d{6,})-step-\d+")
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,11 @@ class CheckpointStore:
             "progress": progress,
             "spec": spec.describe(),
             "spec_hash": spec.hash(),
+            "env_spec": spec_to_json(spec),
             "config": config_yaml,
         }
-        files = {_TENSORS: save(tensors), _STATE: json.dumps(state, indent=1).encode()}
-        number = max((number for number, _ in self._numbered()), default=0) + 1
+        files = {TENSORS: save(tensors), STATE: json.dumps(state, indent=1).encode()}
+        number = max((number for number, _ in numbered(self.path)), default=0) + 1
         final = self.path / f"{number:06d}-step-{progress['learner_steps']}"
         temporary = self.path / f"{TEMPORARY_PREFIX}{final.name}"
         _remove(temporary)
@@ -119,7 +121,7 @@ class CheckpointStore:
         try:
             for name, data in files.items():
                 write_synced(temporary / name, data)
-            write_synced(temporary / _SUMS, _sums(files))
+            write_synced(temporary / SUMS, sums_of(files))
             sync_directory(temporary)
             temporary.rename(final)
         except OSError:
@@ -134,27 +136,10 @@ class CheckpointStore:
 
         Raises CheckpointError if there are some and none is whole: starting afresh is for the user to decide.
         """
-        problems = []
-        for _, path in reversed(self._numbered()):
-            try:
-                found = read_checkpoint(path)
-            except CheckpointError as error:
-                log.error("passing over a broken checkpoint: %s", error)
-                problems.append(str(error))
-                continue
-            return found
-        if problems:
-            raise CheckpointError(
-                f"no usable checkpoint: {'; '.join(problems)}: restore one, or use another run.dir"
-            )
-        return None
-
-    def _numbered(self) -> list[tuple[int, Path]]:
-        matches = ((_NAME.fullmatch(path.name), path) for path in self.path.iterdir())
-        return sorted((int(match[1]), path) for match, path in matches if match)
+        return newest_whole(self.path, read_checkpoint, "restore one, or use another run.dir")
 
     def _prune(self) -> None:
-        for _, path in self._numbered()[: -self._keep]:
+        for _, path in numbered(self.path)[: -self._keep]:
             # Renamed first: a half-deleted checkpoint must not look like a broken one.
             doomed = self.path / f"{TEMPORARY_PREFIX}{path.name}"
             try:
@@ -166,30 +151,12 @@ class CheckpointStore:
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read and check one directory. Raises CheckpointError."""
+    stored = read_stored(path)
     try:
-        files = {name: (path / name).read_bytes() for name in (_TENSORS, _STATE)}
-        sums = (path / _SUMS).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot read {error.filename}: {error.strerror}") from None
-    if sums != _sums(files):
-        raise CheckpointError(f"{path}: the SHA-256 sums do not match, the files are damaged")
-    try:
-        state = json.loads(files[_STATE])
-        if state["format"] != FORMAT:
-            raise CheckpointError(f"{path} has format {state['format']}, this release reads {FORMAT}")
-        return Checkpoint(
-            tensors=load(files[_TENSORS]),
-            progress=Progress.from_json(state["progress"]),
-            spec=str(state["spec"]),
-            spec_hash=str(state["spec_hash"]),
-            config_yaml=str(state["config"]),
-        )
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: not written by shoal: {error!r}") from None
-
-
-def _sums(files: dict[str, bytes]) -> bytes:
-    return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
+        progress = Progress.from_json(stored.progress)
+    except (KeyError, TypeError, ValueError) as error:
+        raise not_ours(path, error) from None
+    return Checkpoint(stored.tensors, progress, stored.spec, stored.spec_hash, stored.config_yaml)
 
 
 def _remove(path: Path) -> None:

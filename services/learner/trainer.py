@@ -15,11 +15,12 @@ from torch import Tensor
 
 from services.learner.optimiser import Adam, FlatParameters
 from shoal.algorithms.algorithm import Algorithm, Batch
+from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
 from shoal.policy.network import Policy
 from shoal.policy.weights import describe_differences
 
-_WEIGHTS, _EXP_AVG, _EXP_AVG_SQ = "policy/", "adam/exp_avg/", "adam/exp_avg_sq/"
+_EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
 _NUM_STEPS, _RNG = "adam/num_steps", "rng/cpu"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
@@ -82,7 +83,7 @@ class Trainer:
     def state(self) -> Arrays:
         """A copy of everything that training goes on from. Raises NonFiniteError."""
         return (
-            _prefixed(_WEIGHTS, self.weights())
+            _prefixed(WEIGHTS, self.weights())
             | _prefixed(_EXP_AVG, self._flat.arrays(self._optimiser.exp_avg))
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
             | {_NUM_STEPS: np.array(self._optimiser.num_steps), _RNG: torch.get_rng_state().numpy()}
@@ -94,7 +95,7 @@ class Trainer:
         differences = describe_differences(self.state(), state)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
-        _load(_WEIGHTS, self._policy.state_dict(), state)
+        _load(WEIGHTS, self._policy.state_dict(), state)
         _load(_EXP_AVG, self._flat.views(self._optimiser.exp_avg), state)
         _load(_EXP_AVG_SQ, self._flat.views(self._optimiser.exp_avg_sq), state)
         self._optimiser.num_steps = int(state[_NUM_STEPS])

@@ -11,6 +11,8 @@ import typer
 
 from shoal import __version__
 from shoal.cli.envs import envs
+from shoal.cli.eval import evaluate
+from shoal.cli.export import export
 from shoal.cli.replay import replay
 from shoal.cli.report import report
 from shoal.cli.say import complain, say
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(report)
+app.command("eval")(evaluate)
+app.command()(export)
 app.add_typer(replay, name="replay")
 app.add_typer(envs, name="envs")
 

@@ -5,7 +5,6 @@ Turns the arguments into one configuration; `shoal.cli.session` runs it. The exi
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.presets import Target, resolve
+from shoal.cli.requirements import require
 from shoal.cli.run_dir import default_root
 from shoal.cli.session import run_session
 from shoal.config import Config, load_config
@@ -71,7 +71,8 @@ def train(
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(resolve(what), [*given, *(set_ or [])])
     check_trainable(config)
-    _require_torch()
+    # Instead of after three crashes of the learner.
+    require("training", ("torch", "safetensors"), "learner,inference")
     raise typer.Exit(run_session(config, plain=plain))
 
 
@@ -83,9 +84,3 @@ def effective_config(target: Target, overrides: Sequence[str]) -> Config:
     root = config.run.dir if "dir" in given else default_root(name)
     run = config.run.model_copy(update={"name": name, "dir": root})
     return config.model_copy(update={"run": run})
-
-
-def _require_torch() -> None:
-    """Said at once, and without importing it, instead of after three crashes of the learner."""
-    if importlib.util.find_spec("torch") is None:
-        raise UserError("training needs PyTorch: install it with pip install 'shoal[learner,inference]'")

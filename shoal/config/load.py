@@ -35,7 +35,13 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The effective configuration. `overrides` are texts like `learner.batch_envs=128`."""
-    tree = read_yaml(path) if path is not None else {}
+    return complete_config(read_yaml(path) if path is not None else {}, overrides, environ)
+
+
+def complete_config(
+    tree: Tree, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Config:
+    """As `load_config`, with `tree` in the place of the file; it is written over."""
     merge(tree, _from_environment(environ))
     merge(tree, parse_overrides(overrides))
     return build_config(tree)

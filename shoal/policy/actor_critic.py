@@ -21,7 +21,7 @@ from shoal.policy.exploration import Choice, in_rows, refuse_noise
 from shoal.policy.masks import allowed_actions
 from shoal.policy.mlp import linear
 from shoal.policy.multi_categorical import ElementLayout, MultiCategorical
-from shoal.policy.policy import Acted, Policy
+from shoal.policy.policy import Acted, Best, Policy
 from shoal.records import (
     ACTION,
     ACTION_MASK,
@@ -46,6 +46,8 @@ class PolicyOutput(NamedTuple):
 
 class ActorCritic(Policy):
     """`act` gives the action and its log probability under all of the randomness that drew it."""
+
+    only_for_training = ("value_head",)
 
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         num_params = num_actions(spec)
@@ -88,6 +90,11 @@ class ActorCritic(Policy):
         if choice.greedy is not None:
             action = in_rows(choice.greedy, chosen.mode(), action)
         return Acted({ACTION: action, LOG_PROB: chosen.log_prob(action)}, state)
+
+    def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
+        features, state = self._step(observation, first, state)
+        params = self._params(features)
+        return Best(self.distribution(params, observation.get(ACTION_MASK)).mode(), params, state)
 
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         refuse_noise(noise, "actor_critic")

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.config.tree import PolicySection
 from shoal.policy.exploration import Choice, in_rows, random_rows
 from shoal.policy.mlp import linear
-from shoal.policy.policy import Acted
+from shoal.policy.policy import Acted, Best
 from shoal.policy.twin_q import TwinQPolicy
 from shoal.records import ACTION, EnvSpec
 
@@ -42,6 +42,11 @@ class DeterministicPolicy(TwinQPolicy):
         if epsilon is not None:
             unit = in_rows(random_rows(epsilon), torch.rand_like(unit) * 2.0 - 1.0, unit)
         return Acted({ACTION: self.bounds.from_unit(unit)}, state)
+
+    def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
+        features, state = self._step(observation, first, state)
+        unit = self._unit(features)
+        return Best(self.bounds.from_unit(unit), unit, state)
 
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         """Both make sense."""

@@ -29,11 +29,25 @@ class Acted(NamedTuple):
     state: dict[str, Tensor]
 
 
+class Best(NamedTuple):
+    """The greedy action [B, *shape], what it was chosen from [B, P], and the state after it.
+
+    `params` are as the network gives them, whatever a mask forbids: parameters of the distribution, values of
+    all actions, or the action as a `deterministic` policy has it, in [-1, 1].
+    """
+
+    action: Tensor
+    params: Tensor
+    state: dict[str, Tensor]
+
+
 class Policy(nn.Module, ABC):
     """A network that turns observations into actions. Its subclasses add heads to the trunk."""
 
     # What `outputs` starts with is the action.
     outputs: tuple[ArraySpec, ...]
+    # Modules that only losses use: acting does without.
+    only_for_training: tuple[str, ...] = ()
 
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         super().__init__()
@@ -58,6 +72,10 @@ class Policy(nn.Module, ABC):
         self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor], choice: Choice
     ) -> Acted:
         """One step of [B, ...]; rows with `first` forget what was before."""
+
+    @abstractmethod
+    def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
+        """One step as of greedy rows, with no randomness in it: what is exported."""
 
     @abstractmethod
     def check_exploration(self, epsilon: bool, noise: bool) -> None:

@@ -15,7 +15,7 @@ from shoal.policy.distributions import Categorical
 from shoal.policy.exploration import Choice, in_rows, random_rows, refuse_noise
 from shoal.policy.masks import allowed_actions, hide
 from shoal.policy.mlp import hidden_layers, linear
-from shoal.policy.policy import Acted, Policy
+from shoal.policy.policy import Acted, Best, Policy
 from shoal.records import ACTION, ACTION_MASK, ArraySpec, DiscreteAction, EnvSpec
 
 # Outputs: the value of the action taken, and that of the best one allowed.
@@ -83,6 +83,13 @@ class QPolicy(Policy):
             action = in_rows(random_rows(epsilon), uniform, action)
         taken = values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
         return Acted({ACTION: action, Q_VALUE: taken, Q_MAX: best}, state)
+
+    def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
+        features, state = self._step(observation, first, state)
+        values = self._values(features)
+        mask = observation.get(ACTION_MASK)
+        shown = values if mask is None else hide(values, allowed_actions(mask))
+        return Best(shown.argmax(-1), values, state)
 
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         refuse_noise(noise, "q")

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoal.config.tree import PolicySection
 from shoal.policy.exploration import Choice, in_rows, random_rows, refuse_noise
 from shoal.policy.mlp import linear
-from shoal.policy.policy import Acted
+from shoal.policy.policy import Acted, Best
 from shoal.policy.squashed import TanhGaussian, latent_of
 from shoal.policy.twin_q import TwinQPolicy
 from shoal.records import ACTION, LOG_PROB, ArraySpec, EnvSpec
@@ -55,6 +55,11 @@ class SoftActorCritic(TwinQPolicy):
             log_uniform = epsilon.log() - self.bounds.log_volume
             log_prob = torch.logaddexp(log_prob + torch.log1p(-epsilon), log_uniform)
         return Acted({ACTION: chosen.action_of(latent), LOG_PROB: log_prob}, state)
+
+    def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
+        features, state = self._step(observation, first, state)
+        params = self._params(features)
+        return Best(self.distribution(params).mode(), params, state)
 
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         refuse_noise(noise, "soft_actor_critic")

@@ -47,6 +47,8 @@ class Critic(nn.Module):
 class TwinQPolicy(Policy):
     """A policy over bounded Box actions with two critics."""
 
+    only_for_training = ("critics",)
+
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         num_elements = num_actions(spec)
         bounds = Bounds(spec, config.kind)

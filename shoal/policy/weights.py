@@ -1,6 +1,6 @@
-"""Weights from bytes (a safetensors file) into a policy, and what tells two sets of weights apart.
+"""Weights from bytes (a safetensors file) or arrays into a policy, and what tells two sets of weights apart.
 
-Stateless. `load_policy_bytes` writes into the policy: no other thread may be using it.
+Stateless. Loading writes into the policy: no other thread may be using it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor, no_grad
+from torch import Tensor, as_tensor, no_grad
 
 from shoal.errors import UserError
 from shoal.policy.network import Policy
@@ -24,6 +24,11 @@ def load_policy_bytes(policy: Policy, data: bytes) -> None:
         found = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         raise UserError(f"{len(data)} bytes of weights are not a safetensors file: {error}") from error
+    load_policy_arrays(policy, found)
+
+
+def load_policy_arrays(policy: Policy, found: Mapping[str, Tensor | np.ndarray]) -> None:
+    """As `load_policy_bytes`, from what is in memory already."""
     wanted = policy.state_dict()
     differences = describe_differences(wanted, found)
     if differences:
@@ -33,7 +38,7 @@ def load_policy_bytes(policy: Policy, data: bytes) -> None:
         )
     with no_grad():
         for name, tensor in wanted.items():
-            tensor.copy_(found[name])
+            tensor.copy_(as_tensor(found[name]))
 
 
 def describe_differences(

@@ -14,6 +14,7 @@ import pytest
 
 from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from services.learner.progress import Progress
+from shoal.checkpoint import sums_of
 from shoal.config import Config, to_yaml
 from shoal.errors import CheckpointError, UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
@@ -203,8 +204,6 @@ def test_only_broken_ones_stop_the_run(tmp_path: Path) -> None:
 
 def test_correct_sums_over_nonsense(tmp_path: Path) -> None:
     """Not damage but another program: an error of its own kind, never a traceback."""
-    from services.learner.checkpoint import _sums
-
     path = save(make_store(tmp_path), 1)
     good = (path / "tensors.safetensors").read_bytes()
     for tensors_file, state in (
@@ -217,7 +216,7 @@ def test_correct_sums_over_nonsense(tmp_path: Path) -> None:
     ):
         (path / "tensors.safetensors").write_bytes(tensors_file)
         (path / "state.json").write_bytes(state)
-        (path / "SHA256SUMS").write_bytes(_sums({"tensors.safetensors": tensors_file, "state.json": state}))
+        (path / "SHA256SUMS").write_bytes(sums_of({"tensors.safetensors": tensors_file, "state.json": state}))
         with pytest.raises(CheckpointError):
             read_checkpoint(path)
 

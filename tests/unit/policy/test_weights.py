@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from shoal.config.tree import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Choice, Policy, build_policy
-from shoal.policy.weights import load_policy_bytes
+from shoal.policy.weights import load_policy_arrays, load_policy_bytes
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
 
 OBSERVATION = (ArraySpec("observation", "float32", (4,)),)
@@ -32,6 +32,16 @@ def test_round_trip(spec: EnvSpec) -> None:
     arguments = {"observation": torch.randn(3, 5, 4)}, torch.zeros(3, 5, dtype=torch.bool), {}
     assert torch.equal(source(*arguments).params, target(*arguments).params)
     assert torch.equal(source(*arguments).value, target(*arguments).value)
+
+
+def test_arrays_are_loaded_as_bytes_are() -> None:
+    source, target = policy_of(), policy_of()
+    load_policy_arrays(target, {name: tensor.numpy() for name, tensor in source.state_dict().items()})
+    assert all(torch.equal(tensor, target.state_dict()[name]) for name, tensor in source.state_dict().items())
+    with pytest.raises(UserError, match=r"weights of another policy: .*float32\[16\]"):
+        load_policy_arrays(
+            target, {name: tensor.numpy() for name, tensor in policy_of((16, 8)).state_dict().items()}
+        )
 
 
 @pytest.mark.parametrize("kind", ["actor_critic", "q", "soft_actor_critic", "deterministic"])
