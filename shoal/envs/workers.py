@@ -28,7 +28,7 @@ from shoal.errors import ShoalError, SpecMismatchError, UserError
 
 log = logging.getLogger(__name__)
 
-# Importing, making and first resetting environments may load or compile things.
+# Importing, making, first resetting and first stepping environments may load or compile things.
 _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -108,7 +108,8 @@ class WorkerEnv:
                 np.copyto(arrays.action, actions[policy], casting="same_kind")
             for worker in self._workers:
                 worker.step()
-            self._finish(self._section.step_timeout_s)
+            is_first = any(worker.num_steps == 1 for worker in self._workers)
+            self._finish(self._start_timeout_s if is_first else self._section.step_timeout_s)
         return self._steps
 
     def close(self) -> None:

@@ -129,6 +129,7 @@ def test_a_worker_that_hangs_is_killed_and_the_others_go_on(caplog: pytest.LogCa
     with closing(worker_env(step_timeout_s=1.0)) as env:
         env.reset(20)
         before = env.step(actions(5))["walker"].observation["observation"].copy()
+        env._start_timeout_s = 20.0  # is for first steps only
         hanging = processes(env)[1]
         chosen = actions(5)
         chosen["walker"][3] = parts.HANG_WITH_CHILD
@@ -159,6 +160,15 @@ def test_a_worker_that_hangs_is_killed_and_the_others_go_on(caplog: pytest.LogCa
         "it is started again"
     )
     assert [record.getMessage() for record in caplog.records] == [expected]
+
+
+def test_first_steps_may_take_as_long_as_a_start(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(worker_env(step_timeout_s=0.001)) as env:
+        env.reset(0)
+        misbehave(env, 0, parts.TAKE_TIME)
+        assert env.num_restarts == 0
+        misbehave(env, 0, parts.TAKE_TIME)
+        assert "worker 0 (environments 0 to 1, seed 0) did not answer within 0.001 s at step 2" in caplog.text
 
 
 def test_time_in_which_the_actor_was_stopped_is_not_the_workers(
