@@ -322,15 +322,16 @@ def test_signals_to_the_actors_group_do_not_reach_workers(env: WorkerEnv) -> Non
 def test_closing_leaves_nothing() -> None:
     with closing(worker_env()):
         pass  # from here on the server that forks workers is there
-    fds, blocks = os.listdir("/proc/self/fd"), os.listdir("/dev/shm")
+    fds = os.listdir("/proc/self/fd")
     env = worker_env()
     env.reset(0)
     misbehave(env, 0, parts.DIE)
     workers = processes(env)
+    assert "shoal-envs" in Path("/proc/self/maps").read_text()
     env.close()
     assert all(gone(worker) for worker in workers)
     assert os.listdir("/proc/self/fd") == fds
-    assert os.listdir("/dev/shm") == blocks
+    assert "shoal-envs" not in Path("/proc/self/maps").read_text()
     env.close()
     with pytest.raises(ShoalError, match="closed"):
         env.step(actions(5))
@@ -419,15 +420,17 @@ def program(tmp_path: Path, action: int) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_killed_actor_leaves_nothing(tmp_path: Path) -> None:
-    blocks = os.listdir("/dev/shm")
     with program(tmp_path, parts.HANG_WITH_CHILD) as actor:
         assert actor.stdout is not None
         idle, hanging = (psutil.Process(int(pid)) for pid in actor.stdout.readline().split())
         wait_until(hanging.children)
         left = [idle, hanging, *hanging.children()]
+        mapped = {area.path for area in idle.memory_maps()}
         actor.kill()
         wait_until(lambda: all(gone(process) for process in left))
-    assert os.listdir("/dev/shm") == blocks
+    # Memory without a name is gone with those who have it mapped.
+    assert any(path.startswith("/memfd:shoal-envs") for path in mapped)
+    assert not any(path.startswith("/dev/shm") for path in mapped)
 
 
 def test_an_actor_that_ends_without_closing_ends(tmp_path: Path) -> None:
