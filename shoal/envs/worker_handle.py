@@ -20,6 +20,7 @@ from shoal.envs.worker_process import CLOSE, RESET, STEP, MakePart, run_worker
 
 # What is killed is gone at once, unless the kernel is busy with it.
 _KILL_TIMEOUT_S = 2.0
+# Waiting is done in pieces of this length.
 _PIECE_S = 1.0
 # Forked by a server process that has none of our event loop, threads and signal handlers; what that
 # imports once they need not import each.
@@ -63,9 +64,12 @@ class Worker:
         self.num_steps += 1
         self._send(STEP)
 
-    def receive_slots(self) -> dict[str, Slots]:
-        """They come with its first reply."""
-        slots: dict[str, Slots] = self.conn.recv()
+    def receive_slots(self) -> dict[str, Slots] | str:
+        """They come with its first reply. If it dies before: how, in words that continue a sentence."""
+        try:
+            slots: dict[str, Slots] = self.conn.recv()
+        except (EOFError, OSError):
+            return self.death()
         return slots
 
     def attach(self, fd: int, slots: Mapping[str, Slots], rows: Mapping[str, Rows]) -> None:
@@ -128,7 +132,7 @@ def await_replies(workers: Sequence[Worker], timeout_s: float) -> dict[int, byte
             by_fd[fd] = worker
     left_s = timeout_s
     while len(replies) < len(workers) and left_s > 0:
-        # Looked at in short pieces: while this process was stopped the workers were perhaps stopped too.
+        # While this process was stopped the workers were perhaps stopped too: a piece counts once.
         piece_s = min(left_s, _PIECE_S)
         events = poll.poll(piece_s * 1e3)
         if not events:

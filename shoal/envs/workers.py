@@ -28,7 +28,7 @@ from shoal.errors import ShoalError, SpecMismatchError, UserError
 
 log = logging.getLogger(__name__)
 
-# Importing, making and first resetting environments may load or compile things.
+# Importing, making, first resetting and first stepping environments may load or compile things.
 _START_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 2.0
 
@@ -80,15 +80,15 @@ class WorkerEnv:
         """Starts the workers and lays out the block; to be called once."""
         # Without a close the interpreter would wait for the workers, and they for it.
         atexit.register(self.close)
-        self._workers = [self._start_worker(index) for index in range(len(self._shares))]
+        for index in range(len(self._shares)):
+            self._workers.append(self._start_worker(index))
         replies = await_replies(self._workers, self._start_timeout_s)
+        parts: list[dict[str, Slots]] = []
         for worker in self._workers:
-            reply = replies[worker.index]
-            if isinstance(reply, str):
-                raise UserError(f"{self._describe(worker)} {reply} while it made them")
-            self._hear(worker, reply)
-        parts = [worker.receive_slots() for worker in self._workers]
-        for worker, part in zip(self._workers, parts, strict=True):
+            part = self._meet(worker, replies[worker.index])
+            if isinstance(part, str):
+                raise UserError(f"{self._describe(worker)} {part} while it made them")
+            parts.append(part)
             self._check_specs(worker, part, parts[0])
         self._lay_out(parts)
         for worker in self._workers:
@@ -108,7 +108,8 @@ class WorkerEnv:
                 np.copyto(arrays.action, actions[policy], casting="same_kind")
             for worker in self._workers:
                 worker.step()
-            self._finish(self._section.step_timeout_s)
+            is_first = any(worker.num_steps == 1 for worker in self._workers)
+            self._finish(self._start_timeout_s if is_first else self._section.step_timeout_s)
         return self._steps
 
     def close(self) -> None:
@@ -181,11 +182,9 @@ class WorkerEnv:
 
     def _bring_up(self, worker: Worker) -> str:
         """To its first observations. Returns its fault, if it hangs or dies again."""
-        reply = await_replies([worker], self._start_timeout_s)[worker.index]
-        if isinstance(reply, str):
-            return f"{reply} while it was started again"
-        self._hear(worker, reply)
-        part = worker.receive_slots()
+        part = self._meet(worker, await_replies([worker], self._start_timeout_s)[worker.index])
+        if isinstance(part, str):
+            return f"{part} while it was started again"
         self._check_specs(worker, part, self.slots)
         worker.attach(self._block, self.slots, self._rows[worker.index])
         worker.reset(seed_after(self._seed, worker.first_env, self._restarts.num_restarts))
@@ -195,6 +194,13 @@ class WorkerEnv:
         if reply:
             self._hear(worker, reply)
         return ""
+
+    def _meet(self, worker: Worker, reply: bytes | str) -> dict[str, Slots] | str:
+        """The slots of a worker by its first reply, or why there are none."""
+        if isinstance(reply, str):
+            return reply
+        self._hear(worker, reply)
+        return worker.receive_slots()
 
     def _count(self, fault: str) -> None:
         self._restarts.count(fault)

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,7 +32,7 @@ SPECS = {
 FLYERS = 2
 
 # Actions of a walker that make its environment misbehave.
-HANG, HANG_WITH_CHILD, DIE, CRASH, EXIT, RAISE, RAISE_USER_ERROR, RESTART = range(90, 98)
+HANG, HANG_WITH_CHILD, TAKE_TIME, DIE, CRASH, EXIT, RAISE, RAISE_USER_ERROR, RESTART = range(90, 99)
 
 
 class Part:
@@ -90,6 +91,8 @@ class Part:
             signal.pause()
         elif action == HANG_WITH_CHILD:
             subprocess.run([sys.executable, "-c", "import signal; signal.pause()"], check=False)
+        elif action == TAKE_TIME:
+            time.sleep(0.1)
         elif action == DIE:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == CRASH:
