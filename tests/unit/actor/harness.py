@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry
-from shoal.envs.make import make_batch_env
 
 from services.actor.assignment import Seat
 from services.actor.group import Group, Sink
@@ -19,6 +18,7 @@ from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.config.tree import EnvSection, LimitsSection
 from shoal.envs.batch import BatchEnv
+from shoal.envs.make import make_batch_env
 from shoal.errors import UserError
 from shoal.records import Life, Trajectory
 from shoal.wire import decode_trajectory
