@@ -6,6 +6,9 @@ import sys
 
 
 def main() -> None:
+    # Users keep environments and networks in the working directory, which comes last: nothing there hides
+    # what we import.
+    sys.path.append("")
     try:
         from shoal.cli.app import run
         from shoal.cli.say import open_missing_streams

@@ -15,6 +15,20 @@ pytestmark = pytest.mark.timeout(360)
 
 SMALL = ("--envs-per-actor", "16", "--set", "learner.batch_envs=8", "--run-dir", "run")
 
+# A network of the user's own, in the working directory.
+NETWORK = """
+import torch
+
+class Wide(torch.nn.Module):
+    def __init__(self, observation, num_features):
+        super().__init__()
+        self.num_features = num_features
+        self.layer = torch.nn.Linear(observation[0].shape[0], num_features)
+
+    def forward(self, observation):
+        return torch.relu(self.layer(observation["observation"]))
+"""
+
 # Plays CartPole with nothing but the file and what stands beside it.
 STRANGER = """
 import json, sys
@@ -61,7 +75,9 @@ print(total)
 
 
 def test_from_training_to_files_that_run_without_shoal(tmp_path: Path) -> None:
+    (tmp_path / "wide.py").write_text(NETWORK)
     memory = ("--set", "policy.recurrent=gru", "--set", "policy.recurrent_size=16")
+    memory += ("--set", "policy.network=wide:Wide", "--set", "policy.network_kwargs={num_features: 24}")
     # Single environments: a batch of CartPole's own starts its episodes otherwise.
     options = ("--steps", "6000", "--seed", "3", *memory, "--set", "env.vectorization=sync", *SMALL)
     with shoal("train", "cartpole", *options, cwd=tmp_path) as run:
