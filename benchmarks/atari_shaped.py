@@ -6,6 +6,7 @@ machine change within minutes. A run is a real one, all services as processes of
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +37,9 @@ class Settings:
     groups: int = 2
     unroll_length: int = 20
     batch_envs: int = 64
+    # The bare training time is most of a step's: with fewer threads than cores it would bound the share.
     inference_threads: int = 1
-    learner_threads: int = 2
+    learner_threads: int = len(os.sched_getaffinity(0))
     num_rounds: int = 2
     warm_up_s: float = 10.0
     measure_s: float = 30.0
