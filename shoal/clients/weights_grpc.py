@@ -83,6 +83,7 @@ class SnapshotAssembler:
         self._version = current_version
         self._max_bytes = max_bytes
         self._head: tuple[int, int, bytes] | None = None
+        self._hash = hashlib.sha256()
         self._parts: list[bytes] = []
         self._num_bytes = 0
 
@@ -100,7 +101,7 @@ class SnapshotAssembler:
         if self._num_bytes < chunk.total_bytes:
             return None
         data = b"".join(self._parts)
-        if hashlib.sha256(data).digest() != chunk.sha256:
+        if self._hash.digest() != chunk.sha256:
             raise UnavailableError(f"torn weights: version {chunk.version} does not have its SHA-256")
         self._head = None
         self._version = chunk.version
@@ -115,6 +116,7 @@ class SnapshotAssembler:
         if version <= self._version:
             raise UnavailableError(f"the learner sent version {version} after {self._version}")
         self._head = (version, total_bytes, sha256)
+        self._hash = hashlib.sha256()
         self._parts = []
         self._num_bytes = 0
 
@@ -126,4 +128,6 @@ class SnapshotAssembler:
                 f"{self._num_bytes} of {chunk.total_bytes} bytes have come so far"
             )
         self._parts.append(chunk.data)
+        # Chunk by chunk: hashing all at the end would hold the event loop up for longer.
+        self._hash.update(chunk.data)
         self._num_bytes = end
