@@ -78,13 +78,18 @@ class ShoalProcess:
 
     def pid_of(self, service: str) -> int:
         """One process of a service, once it is there."""
-        self.until(lambda: self._find(service) is not None, f"a {service} process")
-        found = self._find(service)
-        assert found is not None
-        return found
+        found: list[int] = []
 
-    def _find(self, service: str) -> int | None:
-        return next((pid for pid, line in self.running().items() if f"services.{service}" in line), None)
+        def is_there() -> bool:
+            # Looked for once: it may be gone the next moment.
+            found.extend(self._find(service))
+            return bool(found)
+
+        self.until(is_there, f"a {service} process")
+        return found[0]
+
+    def _find(self, service: str) -> list[int]:
+        return [pid for pid, line in self.running().items() if f"services.{service}" in line]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         """Waits for a condition; shows what the command said if it does not come."""
