@@ -67,9 +67,7 @@ class FrameStack:
         device = first_SB.device
         row_S1 = torch.arange(num_rows, device=device).unsqueeze(1)
         # The row that the running episode started with; of an older one all frames of the state are its own.
-        start_SB = torch.where(first_SB, row_S1, -self._num_before)
-        if num_rows > 1:  # of a single step there is nothing to compare, nor does ONNX have a word for it
-            start_SB = start_SB.cummax(0).values
+        start_SB = torch.where(first_SB, row_S1, -self._num_before).cummax(0).values
         age_k = torch.arange(self._num_before, -1, -1, device=device)
         row_SBk = torch.maximum(row_S1.unsqueeze(-1) - age_k, start_SB.unsqueeze(-1)) + self._num_before
         return row_SBk * num_envs + torch.arange(num_envs, device=device).unsqueeze(-1)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from shoal.config.tree import EnvSection
@@ -76,3 +77,29 @@ def check_meaning(steps: list[EnvStep]) -> None:
         assert (after.reward[after.first] == 0).all()
         assert after.reward.dtype == np.float32
         assert after.first.dtype == after.terminated.dtype == after.truncated.dtype == np.bool_
+
+
+def check_cartpole(env: BatchEnv, tolerance: float) -> None:
+    """Five CartPoles of at most 12 steps: each step but the autoreset obeys the dynamics of Gymnasium's own,
+    also the one that truncates."""
+    steps, actions = [reset(env, 3)], []
+    for t in range(60):
+        actions.append(np.full(5, 1) if t % 40 < 20 else np.arange(5) * t % 2)
+        steps.append(step(env, actions[-1]))
+    check_meaning(steps)
+    assert any(s.truncated.any() for s in steps)
+    assert any(s.terminated.any() for s in steps)
+    reference: Any = gym.make("CartPole-v1").unwrapped
+    reference.reset(seed=0)
+    for before, action, after in zip(steps, actions, steps[1:], strict=False):
+        for i in range(5):
+            shown = after.observation["observation"][i]
+            if after.first[i]:
+                assert (np.abs(shown) <= 0.05).all()
+                continue
+            reference.state = tuple(before.observation["observation"][i].astype(np.float64))
+            reference.steps_beyond_terminated = None
+            expected, reward, terminated, _, _ = reference.step(int(action[i]))
+            np.testing.assert_allclose(shown, expected, atol=tolerance)
+            assert after.terminated[i] == terminated
+            assert after.reward[i] == reward

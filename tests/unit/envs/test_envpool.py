@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
 from shoal.records import ArraySpec, BoxAction, DiscreteAction
-from tests.unit.envs.rollouts import batch_env, check_meaning, reset, rollout, spec_of, step
+from tests.unit.envs.rollouts import batch_env, check_cartpole, reset, rollout, spec_of
 
 
 def test_cartpole_is_cartpole_step_by_step() -> None:
@@ -18,27 +17,7 @@ def test_cartpole_is_cartpole_step_by_step() -> None:
     with batch_env("envpool:CartPole-v1", 5, kwargs=kwargs) as env:
         assert spec_of(env).observation == (ArraySpec("observation", "float32", (4,)),)
         assert spec_of(env).action == DiscreteAction(2)
-        steps, actions = [reset(env, 3)], []
-        for t in range(60):
-            actions.append(np.full(5, 1) if t % 40 < 20 else np.arange(5) * t % 2)
-            steps.append(step(env, actions[-1]))
-    check_meaning(steps)
-    assert any(s.truncated.any() for s in steps)
-    assert any(s.terminated.any() for s in steps)
-    reference: Any = gym.make("CartPole-v1").unwrapped
-    reference.reset(seed=0)
-    for before, action, after in zip(steps, actions, steps[1:], strict=False):
-        for i in range(5):
-            shown = after.observation["observation"][i]
-            if after.first[i]:
-                assert (np.abs(shown) <= 0.05).all()
-                continue
-            reference.state = tuple(before.observation["observation"][i].astype(np.float64))
-            reference.steps_beyond_terminated = None
-            expected, reward, terminated, _, _ = reference.step(int(action[i]))
-            np.testing.assert_allclose(shown, expected, atol=1e-4)
-            assert after.terminated[i] == terminated
-            assert after.reward[i] == reward
+        check_cartpole(env, 1e-4)
 
 
 def test_pong_ends_and_begins() -> None:

@@ -23,7 +23,7 @@ from shoal.envs.sync import SyncEnv
 from shoal.errors import UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
 from tests.unit.envs import counting
-from tests.unit.envs.rollouts import batch_env, check_meaning, reset, rollout, spec_of, step
+from tests.unit.envs.rollouts import batch_env, check_cartpole, reset, rollout, spec_of, step
 
 COUNTING = {
     "sync": EnvSection(id=f"{counting.__name__}:Counting-v0", vectorization="sync"),
@@ -83,28 +83,7 @@ def test_cartpole_keeps_true_final_observations(vectorization: Any) -> None:
         assert spec_of(env) == EnvSpec(
             "CartPole-v1", (ArraySpec("observation", "float32", (4,)),), DiscreteAction(2)
         )
-        steps = [reset(env, 3)]
-        actions = []
-        for t in range(60):
-            actions.append(np.full(5, 1) if t % 40 < 20 else np.arange(5) * t % 2)
-            steps.append(step(env, actions[-1]))
-    check_meaning(steps)
-    assert any(s.truncated.any() for s in steps)
-    assert any(s.terminated.any() for s in steps)
-    reference: Any = gym.make("CartPole-v1").unwrapped
-    reference.reset(seed=0)
-    for before, action, after in zip(steps, actions, steps[1:], strict=False):
-        for i in range(5):
-            shown = after.observation["observation"][i]
-            if after.first[i]:
-                assert (np.abs(shown) <= 0.05).all()
-                continue
-            reference.state = tuple(before.observation["observation"][i].astype(np.float64))
-            reference.steps_beyond_terminated = None
-            expected, reward, terminated, _, _ = reference.step(int(action[i]))
-            np.testing.assert_allclose(shown, expected, atol=1e-5)
-            assert after.terminated[i] == terminated
-            assert after.reward[i] == reward
+        check_cartpole(env, 1e-5)
 
 
 def test_auto_takes_the_batch_of_an_environment_that_has_one() -> None:
