@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 STAMP_ALL := $(VENV)/.installed-all
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
+# Tests at a time; those that measure pauses run alone.
+JOBS ?= 2
+PARALLEL := --numprocesses $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -65,16 +68,16 @@ proto-check: setup ## Fail if shoal/v1 is not what proto/ generates
 	$(BIN)/python scripts/proto.py --check
 
 unit: setup-all ## Tests without sockets
-	$(PYTEST) -q tests/unit
+	$(PYTEST) -q $(PARALLEL) tests/unit
 
 service: setup-all ## Tests of one real server with its real client
-	$(PYTEST) -q tests/service
+	$(PYTEST) -q $(PARALLEL) tests/service
 
 chaos: setup-all ## Tests that kill shards, damage their files and fill their disks
 	$(PYTEST) -q --timeout=300 tests/chaos
 
 e2e: setup-all ## Tests of whole runs with real processes
-	$(PYTEST) -q --timeout=300 tests/e2e
+	$(PYTEST) -q --timeout=300 $(PARALLEL) tests/e2e
 
 bench: setup-all ## Print the performance figures, with the machine
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -57,8 +57,13 @@ class Programs:
             assert time.monotonic() < deadline, f"no {what} in {PATIENCE_S} s"
             time.sleep(0.05)
 
-    def kill(self) -> None:
-        for process in self._processes.values():
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def kill(self, *names: str) -> None:
+        """With `kill -9`: those, or all."""
+        for name in names or tuple(self._processes):
+            process = self._processes.pop(name)
             process.kill()
             process.wait()
 
