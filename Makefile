@@ -9,7 +9,8 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-versio
 PYTEST := $(BIN)/python -m pytest
 # Tests at a time; those that measure pauses run alone.
 JOBS ?= 2
-PARALLEL := --numprocesses $(JOBS) --dist worksteal
+# Tests of one file share servers: they stay together and in order.
+PARALLEL := --numprocesses $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -77,7 +78,7 @@ chaos: setup-all ## Tests that kill shards, damage their files and fill their di
 	$(PYTEST) -q --timeout=300 tests/chaos
 
 e2e: setup-all ## Tests of whole runs with real processes
-	$(PYTEST) -q --timeout=300 $(PARALLEL) tests/e2e
+	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal tests/e2e
 
 bench: setup-all ## Print the performance figures, with the machine
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
