@@ -29,6 +29,9 @@ class RecurrentCore(nn.Module):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
+        if self.is_lstm:
+            # Gates lie in the order input, forget, cell, output. At 0 a cell would halve at every step.
+            nn.init.ones_(self.cell.bias_ih.data[size : 2 * size])
         self.num_features = size
         names = (_HIDDEN, _CELL) if self.is_lstm else (_HIDDEN,)
         self.state = tuple(ArraySpec(name, "float32", (size,)) for name in names)

@@ -56,3 +56,15 @@ def test_what_an_episode_left_cannot_poison_the_next(kind: str) -> None:
     broken = {name: torch.full_like(tensor, float("nan")) for name, tensor in start(core).items()}
     _, state = core.step(torch.randn(NUM_ENVS, NUM_INPUTS), torch.ones(NUM_ENVS, dtype=torch.bool), broken)
     assert all(bool(tensor.isfinite().all()) for tensor in state.values())
+
+
+def test_a_new_lstm_keeps_what_it_saw_for_ten_steps() -> None:
+    """With forget gates half open at the start, a thousandth of it would be left, and of its gradient."""
+    torch.manual_seed(5)
+    core = RecurrentCore("lstm", NUM_INPUTS, SIZE)
+    nothing, no_start = torch.zeros(NUM_ENVS, NUM_INPUTS), torch.zeros(NUM_ENVS, dtype=torch.bool)
+    state = start(core)
+    before = state["recurrent.c"].norm()
+    for _ in range(10):
+        _, state = core.step(nothing, no_start, state)
+    assert state["recurrent.c"].norm() > 0.02 * before
