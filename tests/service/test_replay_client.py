@@ -137,7 +137,15 @@ def test_a_queue_gives_what_was_written_once(client: ReplayClient) -> None:
             sampler.next(timeout_s=0.5)
 
 
-def test_what_a_table_refuses_surfaces_once_from_the_writer(client: ReplayClient) -> None:
+@pytest.fixture
+def client_of_one(shards: list[ShardProcess]) -> Iterator[ReplayClient]:
+    """Which of two shards gets what depends on which is dialled first."""
+    with ReplayClient(shards[0].address.target, TOKEN, timeout_s=20.0) as client:
+        yield client
+
+
+def test_what_a_table_refuses_surfaces_once_from_the_writer(client_of_one: ReplayClient) -> None:
+    client = client_of_one
     declared = [ArraySpec("action", "int64", (), num_categories=2)]
     with client.writer("strict", declared=declared) as writer:
         writer.append(columns(1))
