@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.impala.vtrace import vtrace
+from shoal.algorithms.vtrace import vtrace
 
 NUM_FRAMES = 4
 FRAME_SHAPE = (84, 84)

@@ -17,7 +17,7 @@ import psutil
 from shoal.cli.scrape import fetch, parse
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import TableStats
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import UnavailableError
 from shoal.rpc.addresses import Address
 

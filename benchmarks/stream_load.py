@@ -21,7 +21,7 @@ import numpy as np
 
 from shoal.clients.inference import ActHello
 from shoal.clients.inference_grpc import GrpcInferenceClient
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.records import Columns, EnvSpec, Life
 from shoal.rpc.addresses import Address
 

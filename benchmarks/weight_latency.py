@@ -25,7 +25,7 @@ from benchmarks.service_process import ServiceProcess, running
 from shoal.cli.scrape import fetch, parse, total
 from shoal.clients.inference import ActHello
 from shoal.clients.inference_grpc import GrpcInferenceClient
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.records import OBSERVATION, ArraySpec, DiscreteAction, EnvSpec, Life
 
 TARGET_MS = 150.0

@@ -12,7 +12,7 @@ from typing import NoReturn
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     from services.actor.loop import run_actor
     from shoal.config import Config
-    from shoal.config.load import check_trainable
+    from shoal.config.trainable import check_trainable
     from shoal.rpc.process import ServiceContext, run_service
 
     async def run_checked(config: Config, context: ServiceContext) -> None:

@@ -22,7 +22,7 @@ from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActStream
 from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.envs.batch import EnvStep
 from shoal.errors import UnavailableError, UserError
 from shoal.records import ACTION, Trajectory

@@ -24,7 +24,8 @@ from services.inference.runner import Runner
 from services.inference.seats import Seats
 from services.inference.session import Session, choice_of
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

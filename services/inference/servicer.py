@@ -16,7 +16,7 @@ import grpc
 from services.inference.metrics import InferenceMetrics
 from shoal.clients.inference import ActHello, ActWelcome, InferenceBackend
 from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorReader
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.records import Life
 from shoal.rpc.server import RpcServer

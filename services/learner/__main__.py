@@ -14,7 +14,7 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.parts import build_parts, take_run_dir
 from services.learner.servicer import WeightsServicer
 from shoal.config import Config
-from shoal.config.load import check_trainable
+from shoal.config.trainable import check_trainable
 from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
 from shoal.rpc.process import ServiceContext, run_service

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.algorithms.algorithm import Batch
+from shoal.algorithms.batch import Batch
 from shoal.errors import UserError
 from shoal.records import (
     ACTION,
@@ -32,6 +32,9 @@ from shoal.records import (
     Episode,
     Trajectory,
 )
+
+# What each environment of a batch counts.
+_WEIGHT = ArraySpec("weight", "float32", ())
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class BatchLayout:
 
     @property
     def nbytes(self) -> int:
-        per_env = (self.unroll_length + 1) * _nbytes(self.columns()) + _nbytes(self.initial())
+        per_env = (self.unroll_length + 1) * _nbytes(self.columns()) + _nbytes((*self.initial(), _WEIGHT))
         return self.batch_envs * per_env
 
     def why_unusable(self, trajectory: Trajectory) -> str | None:
@@ -129,6 +132,7 @@ class BatchSlot:
         shapes = [(spec, (*rows, *spec.shape)) for spec in layout.columns()]
         shapes += [(spec, (layout.batch_envs, *spec.shape)) for spec in layout.initial()]
         self._host: dict[str, Tensor] = {}
+        shapes.append((_WEIGHT, (layout.batch_envs,)))
         for spec, shape in shapes:
             tensor = torch.from_numpy(np.zeros(shape, spec.dtype))
             self._host[spec.name] = tensor.pin_memory() if pinned else tensor
@@ -147,12 +151,14 @@ class BatchSlot:
             terminated_SB=self._tensors[TERMINATED],
             truncated_SB=self._tensors[TRUNCATED],
             first_SB=self._tensors[FIRST],
+            weight_B=self._tensors[_WEIGHT.name],
             behaviour={spec.name: self._tensors[spec.name] for spec in layout.behaviour},
             state={spec.name: self._tensors[INITIAL + spec.name] for spec in layout.state},
         )
         self.clear()
 
     def clear(self) -> None:
+        self.arrays[_WEIGHT.name].fill(1.0)
         self.num_filled = 0
         self.num_transitions = 0
         self.episodes: list[Episode] = []
@@ -165,6 +171,8 @@ class BatchSlot:
         """Append environments [start, start + count) of the trajectory."""
         end = self.num_filled + count
         for name, array in self.arrays.items():
+            if name == _WEIGHT.name:
+                continue
             given = trajectory.columns[name][:, start : start + count]
             if name.startswith(INITIAL):
                 array[self.num_filled : end] = given[0]

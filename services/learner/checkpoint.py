@@ -32,7 +32,7 @@ from shoal.checkpoint import (
     sums_of,
 )
 from shoal.config.load import build_config
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import CheckpointError, ConfigError, UserError
 from shoal.records import EnvSpec
 from shoal.spec_json import spec_to_json

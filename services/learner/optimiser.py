@@ -1,13 +1,14 @@
-"""All parameters of a policy in one flat vector, and Adam on it.
+"""All parameters in one flat vector, and Adam on it.
 
-One vector makes every step on all parameters (zeroing, the norm, Adam, the copy that is published) one
-operation instead of one per layer. Adam is written out because the first step of `torch.optim` imports
-`torch._dynamo`: more than a second before the first trained batch. Training thread only.
+One vector makes every step on all parameters (zeroing, the norm, Adam, the sum over learners, what is
+published) one operation instead of one per layer. Adam is written out because the first step of `torch.optim`
+imports `torch._dynamo`: more than a second before the first trained batch. Training thread only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -19,18 +20,31 @@ _ALIGNMENT = 16
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
-class FlatParameters:
-    """The module's parameters and gradients, moved into two vectors that the module's own are views of."""
+def _one_group(name: str) -> str:
+    return "all"
 
-    def __init__(self, module: nn.Module) -> None:
-        named = dict(module.named_parameters())
+
+class FlatParameters:
+    """The module's parameters and gradients, moved into two vectors that the module's own are views of.
+
+    Parameters that need no gradient stay where they are. Those of a group lie together.
+    """
+
+    def __init__(self, module: nn.Module, group_of: Callable[[str], str] = _one_group) -> None:
+        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         self._places: dict[str, tuple[int, torch.Size]] = {}
+        self.groups: dict[str, slice] = {}
         size = 0
-        for name, parameter in named.items():
-            if parameter.dtype != torch.float32:
-                raise TypeError(f"parameter {name} is {parameter.dtype}, not float32")
-            self._places[name] = (size, parameter.shape)
-            size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+        for group in dict.fromkeys(map(group_of, named)):
+            start = size
+            for name, parameter in named.items():
+                if group_of(name) != group:
+                    continue
+                if parameter.dtype != torch.float32:
+                    raise TypeError(f"parameter {name} is {parameter.dtype}, not float32")
+                self._places[name] = (size, parameter.shape)
+                size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
+            self.groups[group] = slice(start, size)
         device = next(iter(named.values())).device
         self.data = torch.zeros(size, device=device)
         self.grad = torch.zeros(size, device=device)
@@ -59,24 +73,31 @@ class FlatParameters:
 
 
 class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on a vector."""
+    """Adam (Kingma & Ba 2015, algorithm 1) on a vector, group by group: each has steps of its own."""
 
-    def __init__(self, parameters: FlatParameters, learning_rate: float) -> None:
+    def __init__(self, parameters: FlatParameters, learning_rate: Callable[[str], float]) -> None:
         self._parameters = parameters
-        self._learning_rate = learning_rate
+        self._learning_rates = {group: learning_rate(group) for group in parameters.groups}
         self._scratch = torch.empty_like(parameters.data)
         self.exp_avg = torch.zeros_like(parameters.data)
         self.exp_avg_sq = torch.zeros_like(parameters.data)
-        self.num_steps = 0
+        self.num_steps = dict.fromkeys(parameters.groups, 0)
 
     @torch.no_grad()
-    def step(self) -> None:
-        self.num_steps += 1
-        gradient = self._parameters.grad
-        self.exp_avg.lerp_(gradient, 1.0 - _BETA_1)
-        self.exp_avg_sq.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
-        correction_1 = 1.0 - _BETA_1**self.num_steps
-        correction_2 = 1.0 - _BETA_2**self.num_steps
-        torch.sqrt(self.exp_avg_sq, out=self._scratch)
-        self._scratch.div_(math.sqrt(correction_2)).add_(_EPSILON)
-        self._parameters.data.addcdiv_(self.exp_avg, self._scratch, value=-self._learning_rate / correction_1)
+    def step(self, groups: Iterable[str], factor: float = 1.0) -> None:
+        """`factor` on the learning rates."""
+        for group in groups:
+            self._step(group, self._learning_rates[group] * factor)
+
+    def _step(self, group: str, learning_rate: float) -> None:
+        self.num_steps[group] += 1
+        num_steps, where = self.num_steps[group], self._parameters.groups[group]
+        gradient, scratch = self._parameters.grad[where], self._scratch[where]
+        exp_avg, exp_avg_sq = self.exp_avg[where], self.exp_avg_sq[where]
+        exp_avg.lerp_(gradient, 1.0 - _BETA_1)
+        exp_avg_sq.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
+        correction_1 = 1.0 - _BETA_1**num_steps
+        correction_2 = 1.0 - _BETA_2**num_steps
+        torch.sqrt(exp_avg_sq, out=scratch)
+        scratch.div_(math.sqrt(correction_2)).add_(_EPSILON)
+        self._parameters.data[where].addcdiv_(exp_avg, scratch, value=-learning_rate / correction_1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.config.tree import StopSection
+from shoal.config.learner import StopSection
 from shoal.records import Episode
 
 # Episodes that a mean return is over; with fewer, nothing is reached yet.

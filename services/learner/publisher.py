@@ -14,7 +14,7 @@ from safetensors.numpy import save
 
 from services.learner.versions import VersionCounter
 from shoal.clients.weights import policy_text
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError
 from shoal.records import EnvSpec, WeightsSnapshot
 

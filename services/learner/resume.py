@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from services.learner.parts import Parts
 from services.learner.progress import Progress
 from services.learner.trainer import Trainer
-from shoal.algorithms.algorithm import Algorithm
+from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.config import Config
 from shoal.config.policies import policy_seed
 from shoal.errors import CheckpointError
-from shoal.policy.network import Policy, build_policy
+from shoal.policy.network import build_policy
 from shoal.records import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -24,28 +25,25 @@ log = logging.getLogger(__name__)
 class Resumed:
     """Where training begins or goes on."""
 
-    policy: Policy
+    algorithm: Algorithm[Any]
     trainer: Trainer
     progress: Progress
 
 
-def build_or_resume(
-    config: Config, parts: Parts, spec: EnvSpec, algorithm: Algorithm, device: torch.device
-) -> Resumed:
+def build_or_resume(config: Config, parts: Parts, spec: EnvSpec, device: torch.device) -> Resumed:
     """One at a time in a process: torch's generator, which makes the first weights, is everybody's.
 
     Raises CheckpointError for checkpoints that are of something else, and UserError for a space that the
     policy cannot handle.
     """
     torch.manual_seed(policy_seed(config, parts.place.name))
-    policy = build_policy(config.policy, spec).to(device)
-    settings = config.algorithm
-    trainer = Trainer(policy, algorithm, settings.learning_rate, settings.max_grad_norm)
+    algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec)).to(device)
+    trainer = Trainer(algorithm, config.algorithm.max_grad_norm)
     path, label = parts.store.path, parts.metrics.log_label
     checkpoint = parts.store.newest()
     if checkpoint is None:
         log.info("%sstarting afresh: %s on %s", label, spec.describe(), device)
-        return Resumed(policy, trainer, Progress())
+        return Resumed(algorithm, trainer, Progress())
     checkpoint.check_spec(spec, path)
     checkpoint.check_policy(config.policy, path)
     try:
@@ -54,4 +52,4 @@ def build_or_resume(
         raise CheckpointError(f"the newest checkpoint in {path} holds {error}: use another run.dir") from None
     parts.versions.raise_above(checkpoint.progress.policy_version)
     log.info("%sgoing on from learner step %d", label, checkpoint.progress.learner_steps)
-    return Resumed(policy, trainer, checkpoint.progress)
+    return Resumed(algorithm, trainer, checkpoint.progress)

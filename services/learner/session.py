@@ -26,7 +26,6 @@ from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
 from services.learner.summaries import Summaries
-from shoal.algorithms.algorithm import build_algorithm
 from shoal.config import Config
 from shoal.config.policies import replay_tables
 from shoal.config.tables import SequenceTable
@@ -115,18 +114,17 @@ async def _prepare(
     summaries: Summaries,
     pool: ThreadPoolExecutor,
 ) -> _Training:
-    """The policy first: what it remembers is a part of every batch."""
+    """The algorithm and its policy first: what that remembers is a part of every batch."""
     config, settings = shared.config, shared.config.learner
     device = device_of(config)
-    algorithm = build_algorithm(config.algorithm)
     async with shared.building:
         resumed = await asyncio.get_running_loop().run_in_executor(
-            pool, build_or_resume, config, parts, spec, algorithm, device
+            pool, build_or_resume, config, parts, spec, device
         )
     layout = BatchLayout(
         spec,
-        resumed.policy.state,
-        algorithm.behaviour,
+        resumed.algorithm.policy.state,
+        resumed.algorithm.behaviour,
         item_length(config, parts.place.table),
         settings.batch_envs,
     )

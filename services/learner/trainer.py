@@ -1,27 +1,32 @@
-"""One learner step: loss, gradients, update, and the guard against NaN and infinity.
+"""One learner step: losses, gradients, updates, and the guard against NaN and infinity.
 
-Owns the policy's parameters and the optimiser's state. Training thread only; what leaves (`weights`,
+Owns the algorithm's parameters and the optimiser's state. Training thread only; what leaves (`weights`,
 `state`) is a copy. Nothing that is not finite gets out: the run stops with the reason instead.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.learner.optimiser import Adam, FlatParameters
-from shoal.algorithms.algorithm import Algorithm, Batch
+from shoal.algorithms.algorithm import Algorithm, LossOutput
+from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
-from shoal.policy.network import Policy
 from shoal.policy.weights import describe_differences
 
+_POLICY = "policy."
+_ALGORITHM = "algorithm/"
 _EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
-_NUM_STEPS, _RNG = "adam/num_steps", "rng/cpu"
+_NUM_STEPS, _TRAINED, _RNG = "adam/num_steps/", "trained_batches", "rng/cpu"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
 
@@ -30,83 +35,126 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step says about itself; `metrics` are tensors that nobody has waited for."""
+    """What a step says about itself, means over its passes; `metrics` are tensors nobody has waited for."""
 
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
+    # New priorities of the batch's items, if the algorithm makes some.
+    priority_B: Tensor | None = None
 
 
 class Trainer:
-    """Trains a policy that is already on its device."""
+    """Trains with an algorithm that is already on its device."""
 
-    def __init__(
-        self, policy: Policy, algorithm: Algorithm, learning_rate: float, max_grad_norm: float
-    ) -> None:
-        self._policy = policy
+    def __init__(self, algorithm: Algorithm[Any], max_grad_norm: float, accumulate: int = 1) -> None:
+        """`accumulate`: parts whose gradients are added up before a step."""
         self._algorithm = algorithm
         self._max_grad_norm = max_grad_norm
-        self._flat = FlatParameters(policy)
-        self._optimiser = Adam(self._flat, learning_rate)
+        self._accumulate = accumulate
+        self._flat = FlatParameters(algorithm, algorithm.group_of)
+        self._optimiser = Adam(self._flat, algorithm.learning_rate)
+        self.num_steps = 0
 
-    @property
-    def num_steps(self) -> int:
-        return self._optimiser.num_steps
+    def step(self, batch: Batch, learning_rate_factor: float = 1.0) -> StepOutcome:
+        """Train on one batch, in as many passes as the algorithm asks for.
 
-    def step(self, batch: Batch) -> StepOutcome:
-        """Train on one batch. Raises NonFiniteError before the weights are touched."""
+        Raises NonFiniteError before a pass that would spoil the weights touches them.
+        """
+        outcomes = []
+        for part in self._algorithm.passes(self._algorithm.conditioned(batch)):
+            outcomes.append(self._update(part, learning_rate_factor))
+            with torch.no_grad():
+                self._algorithm.after_step()
+        self.num_steps += 1
+        return outcomes[0] if len(outcomes) == 1 else _mean(outcomes)
+
+    def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
+        """One step of the optimiser."""
         gradient = self._flat.grad
         gradient.zero_()
-        output = self._algorithm.loss(self._policy, batch)
-        torch.autograd.backward(output.loss)
-
+        output = self._backward(batch)
+        groups = output.groups or tuple(self._flat.groups)
+        norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
         # The one place where a step waits for the device.
-        loss, grad_norm = torch.stack([output.loss.detach(), torch.linalg.vector_norm(gradient)]).tolist()
+        loss, *grad_norms = torch.stack([output.loss.detach(), *norms]).tolist()
+        grad_norm = math.hypot(*grad_norms)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise NonFiniteError(self._diagnose(loss, grad_norm, output.metrics))
-        if grad_norm > self._max_grad_norm:
-            gradient.mul_(self._max_grad_norm / grad_norm)
-        self._optimiser.step()
-        return StepOutcome(loss, grad_norm, output.metrics)
+        for group, norm in zip(groups, grad_norms, strict=True):
+            if norm > self._max_grad_norm:
+                gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
+        self._optimiser.step(groups, learning_rate_factor)
+        return StepOutcome(loss, grad_norm, output.metrics, output.priority_B)
+
+    def _backward(self, batch: Batch) -> LossOutput:
+        """The loss of a batch; its gradient lands in the vector."""
+        if self._accumulate == 1:
+            output = self._algorithm.loss(batch)
+            torch.autograd.backward(output.loss)
+            return output
+        outputs = []
+        for part in _parts(batch, self._accumulate):
+            output = self._algorithm.loss(part)
+            torch.autograd.backward(output.loss * output.weight)
+            outputs.append(output)
+        whole = _joined(outputs)
+        self._flat.grad.div_(whole.weight)
+        return whole
 
     def weights(self) -> Arrays:
-        """A copy of all weights by name, to publish. Raises NonFiniteError."""
-        parameters = self._flat.arrays(self._flat.data)
-        buffers = {
-            name: tensor.cpu().numpy().copy()
-            for name, tensor in self._policy.state_dict().items()
-            if name not in parameters
+        """A copy of the policy's weights by name, to publish. Raises NonFiniteError."""
+        parameters, buffers = self._tensors()
+        return {
+            name.removeprefix(_POLICY): array
+            for name, array in (parameters | buffers).items()
+            if name.startswith(_POLICY)
         }
-        self._check_finite(buffers)
-        return parameters | buffers
 
     def state(self) -> Arrays:
         """A copy of everything that training goes on from. Raises NonFiniteError."""
+        parameters, buffers = self._tensors()
         return (
-            _prefixed(WEIGHTS, self.weights())
+            {_stored_name(name): array for name, array in (parameters | buffers).items()}
             | _prefixed(_EXP_AVG, self._flat.arrays(self._optimiser.exp_avg))
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
-            | {_NUM_STEPS: np.array(self._optimiser.num_steps), _RNG: torch.get_rng_state().numpy()}
+            | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
+            | {_TRAINED: np.array(self.num_steps), _RNG: torch.get_rng_state().numpy()}
         )
 
     @torch.no_grad()
     def load_state(self, state: Arrays) -> None:
-        """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of another policy."""
+        """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of something else."""
         differences = describe_differences(self.state(), state)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
-        _load(WEIGHTS, self._policy.state_dict(), state)
+        for name, tensor in self._algorithm.state_dict().items():
+            tensor.copy_(torch.from_numpy(state[_stored_name(name)]))
         _load(_EXP_AVG, self._flat.views(self._optimiser.exp_avg), state)
         _load(_EXP_AVG_SQ, self._flat.views(self._optimiser.exp_avg_sq), state)
-        self._optimiser.num_steps = int(state[_NUM_STEPS])
+        for group in self._optimiser.num_steps:
+            self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
+        self.num_steps = int(state[_TRAINED])
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
 
+    def _tensors(self) -> tuple[Arrays, Arrays]:
+        """Copies of trained parameters and of everything else in the algorithm. Raises NonFiniteError."""
+        parameters = self._flat.arrays(self._flat.data)
+        buffers = {
+            name: tensor.cpu().numpy().copy()
+            for name, tensor in self._algorithm.state_dict().items()
+            if name not in parameters
+        }
+        self._check_finite(buffers)
+        return parameters, buffers
+
     def _check_finite(self, buffers: Arrays) -> None:
-        # One norm for all parameters; buffers are few and small.
+        # One norm for all parameters; the others are few, or copies of them.
         norm = torch.linalg.vector_norm(self._flat.data).item()
         if math.isfinite(norm) and all(np.isfinite(array).all() for array in buffers.values()):
             return
-        bad = [name for name, tensor in self._policy.state_dict().items() if not tensor.isfinite().all()]
+        tensors = self._algorithm.state_dict().items()
+        bad = [name.removeprefix(_POLICY) for name, tensor in tensors if not tensor.isfinite().all()]
         raise NonFiniteError(
             f"NaN or infinity in the weights after learner step {self.num_steps}: "
             f"{', '.join(bad) or 'the norm overflows'}. They are not published. {_ADVICE}"
@@ -115,11 +163,56 @@ class Trainer:
     def _diagnose(self, loss: float, grad_norm: float, metrics: dict[str, Tensor]) -> str:
         bad = [name for name, view in self._flat.views(self._flat.grad).items() if not view.isfinite().all()]
         parts = ", ".join(f"{name} {value.item():.4g}" for name, value in metrics.items())
-        origin = f" (in {', '.join(bad[:_MAX_SHOWN])})" if bad else ""
+        origin = f" (in {', '.join(name.removeprefix(_POLICY) for name in bad[:_MAX_SHOWN])})" if bad else ""
         return (
             f"NaN or infinity at learner step {self.num_steps + 1}: loss {loss:.4g} ({parts}), "
             f"gradient norm {grad_norm:.4g}{origin}. The step was not taken. {_ADVICE}"
         )
+
+
+def _parts(batch: Batch, number: int) -> Iterator[Batch]:
+    """As equal as they can be; fewer if there are fewer environments."""
+    bounds = np.linspace(0, batch.num_items, min(number, batch.num_items) + 1).astype(int).tolist()
+    for start, end in pairwise(bounds):
+        yield batch.take(slice(start, end))
+
+
+def _joined(outputs: Sequence[LossOutput]) -> LossOutput:
+    """The output of the whole batch, from those of its parts; detached."""
+    weights = torch.stack([output.weight for output in outputs])
+    whole = weights.sum()
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return (torch.stack(values) * weights).sum() / whole
+
+    priorities = [output.priority_B for output in outputs if output.priority_B is not None]
+    return LossOutput(
+        loss=mean([output.loss.detach() for output in outputs]),
+        metrics={name: mean([output.metrics[name] for output in outputs]) for name in outputs[0].metrics},
+        weight=whole,
+        priority_B=torch.cat(priorities) if priorities else None,
+        groups=outputs[0].groups,
+    )
+
+
+def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:
+    """Over passes. An algorithm with several makes no priorities: its passes are not the batch in order."""
+    metrics = {
+        name: torch.stack([outcome.metrics[name] for outcome in outcomes]).mean()
+        for name in outcomes[0].metrics
+    }
+    return StepOutcome(
+        loss=sum(outcome.loss for outcome in outcomes) / len(outcomes),
+        grad_norm=sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
+        metrics=metrics,
+    )
+
+
+def _stored_name(name: str) -> str:
+    """Of a tensor of the algorithm in a checkpoint: the policy's weights are found there by others too."""
+    if name.startswith(_POLICY):
+        return WEIGHTS + name.removeprefix(_POLICY)
+    return _ALGORITHM + name
 
 
 def _prefixed(prefix: str, arrays: Arrays) -> Arrays:

@@ -33,7 +33,8 @@ from shoal.clients.replay_shard import (
     Sampled,
     TableStats,
 )
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.connections import LimitsSection
+from shoal.config.tree import ReplaySection
 from shoal.errors import InvalidArgumentError, LimitError, NotFoundError, UnavailableError
 from shoal.metrics import Clock
 from shoal.records import ArraySpec, Life, Trajectory

@@ -27,10 +27,10 @@ from services.replay.storage.threads import in_thread
 from services.replay.tables import EventSink, Insertion, NoJournal, Table
 from services.replay.transition_table import TransitionTable
 from shoal.clients.replay_shard import RESPONSE_OVERHEAD_BYTES, TableStats, max_item_bytes
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable
 from shoal.config.tables import QueueTable as QueueSettings
 from shoal.config.tables import TransitionTable as TransitionSettings
-from shoal.config.tree import LimitsSection
 from shoal.journal.events import Event, Inserted, TableState
 from shoal.metrics import Clock
 from shoal.records import FIRST, ArraySpec, Trajectory

@@ -20,8 +20,8 @@ from services.replay.ring_table import RingTable
 from services.replay.storage.heap import HeapTrimmer
 from services.replay.tables import EventSink, Insertion, NoJournal
 from shoal.clients.replay_shard import Sampled
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import TransitionTable as TransitionSettings
-from shoal.config.tree import LimitsSection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.journal.events import Inserted, StoredPayload, TableState
 from shoal.metrics import Clock

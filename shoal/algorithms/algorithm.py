@@ -1,61 +1,126 @@
 """The shape that all algorithms share.
 
-An algorithm says which policy outputs it needs in the trajectories and turns a batch into a loss; the
-learner owns everything around that: data, gradients, the optimiser, publishing. Called by the
-learner's training thread.
+An algorithm turns a batch into a loss and keeps what it learns besides the policy: target networks, a
+temperature, statistics of rewards. The learner owns everything around that: data, gradients, the optimiser,
+publishing. One folder each, with the same files: `algorithm.py` binds hyperparameters to the policy,
+`loss.py` has the loss as a pure function in the order of the paper. Called by the learner's training thread.
 
 Legend: T transitions, S = T + 1 rows, B environments.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from shoal.config.algorithms import ImpalaConfig
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.rewards import RewardConditioner
+from shoal.config.algorithms import (
+    AlgorithmSection,
+    AnyAlgorithm,
+    ApexConfig,
+    AppoConfig,
+    ImpalaConfig,
+    PpoConfig,
+    R2d2Config,
+    SacConfig,
+    Td3Config,
+)
 from shoal.policy.network import Policy
 from shoal.records import ArraySpec
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Trajectories side by side, [S, B, ...] each but the state. `trajectory.proto` says what rows mean."""
-
-    observation: dict[str, Tensor]
-    action_SB: Tensor
-    reward_SB: Tensor
-    terminated_SB: Tensor
-    truncated_SB: Tensor
-    first_SB: Tensor
-    # Outputs of the policy that acted, as the algorithm's `behaviour` names them.
-    behaviour: dict[str, Tensor]
-    # What the policy remembered before row 0, [B, ...] each, by the names of `Policy.state`.
-    state: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class LossOutput:
-    """What to minimise, and detached scalars for the curves: tensors, so that nobody waits for a GPU."""
+    """What to minimise, and detached tensors about it, so that nobody waits for a GPU."""
 
     loss: Tensor
+    # Scalars for the curves.
     metrics: dict[str, Tensor]
+    # What the means of the loss were divided by. Parts of a batch, in time or on other learners, are put
+    # together in proportion to it, so that the sum is the loss of the whole.
+    weight: Tensor
+    # New priorities of the items, before alpha; [B].
+    priority_B: Tensor | None = None
+    # Groups of parameters that are to make a step; None: all.
+    groups: tuple[str, ...] | None = None
 
 
-class Algorithm(Protocol):
-    """A loss with its hyperparameters. Holds no state."""
-
-    @property
-    def behaviour(self) -> tuple[ArraySpec, ...]:
-        """Policy outputs, besides the action, that trajectories must carry."""
-        ...
-
-    def loss(self, policy: Policy, batch: Batch) -> LossOutput: ...
+PolicyT = TypeVar("PolicyT", bound=Policy)
 
 
-def build_algorithm(config: ImpalaConfig) -> Algorithm:
-    """The algorithm that the configuration names; the folder of the same name holds it."""
-    from shoal.algorithms.impala.algorithm import Impala
+class Algorithm(nn.Module, ABC, Generic[PolicyT]):
+    """An algorithm at work on a policy.
 
-    return Impala(config)
+    A module, so that its `state_dict` is all there is to save: the policy, under `policy.`, and its own.
+    Parameters get gradients, everything else is a buffer or belongs to a module that needs none.
+    """
+
+    # Policy outputs, besides the action, that trajectories must carry.
+    behaviour: tuple[ArraySpec, ...] = ()
+    policy: PolicyT
+
+    def __init__(self, config: AlgorithmSection, policy: PolicyT) -> None:
+        super().__init__()
+        self.policy = policy
+        self.rewards = RewardConditioner(config)
+        self._learning_rate = config.learning_rate
+
+    def group_of(self, parameter: str) -> str:
+        """The group of a parameter, by its name here. Each has its own gradient norm and Adam."""
+        return "policy"
+
+    def learning_rate(self, group: str) -> float:
+        """Of a group, before schedule and scaling."""
+        return self._learning_rate
+
+    def conditioned(self, batch: Batch) -> Batch:
+        """A new batch with its rewards as losses see them."""
+        return replace(batch, reward_SB=self.rewards(batch.reward_SB))
+
+    def passes(self, batch: Batch) -> Iterator[Batch]:
+        """What is trained on, an optimiser step each; the next one is asked for after the step."""
+        yield batch
+
+    @abstractmethod
+    def loss(self, batch: Batch) -> LossOutput: ...
+
+    def after_step(self) -> None:
+        """After each optimiser step: targets follow. No gradients are recorded here."""
+
+
+def build_algorithm(config: AnyAlgorithm, policy: Policy) -> Algorithm[Any]:
+    """The algorithm that the configuration names, for a policy of a kind that it trains."""
+    match config:
+        case ImpalaConfig():
+            from shoal.algorithms.impala.algorithm import Impala
+
+            return Impala(config, policy)
+        case PpoConfig():
+            from shoal.algorithms.ppo.algorithm import Ppo
+
+            return Ppo(config, policy)
+        case AppoConfig():
+            from shoal.algorithms.appo.algorithm import Appo
+
+            return Appo(config, policy)
+        case ApexConfig():
+            from shoal.algorithms.apex.algorithm import Apex
+
+            return Apex(config, policy)
+        case R2d2Config():
+            from shoal.algorithms.r2d2.algorithm import R2d2
+
+            return R2d2(config, policy)
+        case SacConfig():
+            from shoal.algorithms.sac.algorithm import Sac
+
+            return Sac(config, policy)
+        case Td3Config():
+            from shoal.algorithms.td3.algorithm import Td3
+
+            return Td3(config, policy)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, UserError
 from shoal.journal.events import Inserted, PrioritiesSet, TableState
 from shoal.journal.framing import Damage

@@ -16,7 +16,7 @@ from shoal.cli.requirements import require
 from shoal.cli.run_dir import default_root
 from shoal.cli.session import run_session
 from shoal.config import Config, load_config
-from shoal.config.load import check_trainable
+from shoal.config.trainable import check_trainable
 from shoal.errors import UserError
 
 

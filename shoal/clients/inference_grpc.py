@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, sent_states
 from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorWriter
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import InvalidArgumentError, LimitError, ShoalError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.rpc.addresses import Address

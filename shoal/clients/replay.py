@@ -27,7 +27,8 @@ from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, TableStats
 from shoal.clients.replay_stats import ReplayStats, gather_stats
 from shoal.clients.replay_weights import Beta, anneal, importance_weights
 from shoal.clients.replay_writer import ReplayWriter, WriterStats
-from shoal.config.tree import ActorSection, LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.tree import ActorSection
 from shoal.errors import (
     ConfigError,
     InvalidArgumentError,

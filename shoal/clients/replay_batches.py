@@ -21,7 +21,7 @@ from shoal.clients.replay_columns import as_numbers
 from shoal.clients.replay_draw import ItemRefs, PendingBatch, SampledBatch, Source
 from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, PrioritiesUpdated, ReplayShardClient, Sampled
 from shoal.clients.replay_weights import Beta, beta_of
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from shoal.errors import InvalidArgumentError, UnavailableError, UserError, fresh
 from shoal.rpc.addresses import Address
 from shoal.sharding import Directory, LinkSet

@@ -24,7 +24,7 @@ from shoal.clients.replay_columns import as_priorities, as_trajectories, as_unro
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.clients.replay_writer import ReplayWriter, WriterStats
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, fresh
 from shoal.records import FIRST, Columns, Episode, Trajectory
 from shoal.wire import decode_sequence, encode_trajectory

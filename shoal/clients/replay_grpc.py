@@ -25,7 +25,7 @@ from shoal.clients.replay_shard import (
     SampleStream,
     TableStats,
 )
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, ArraySpec, Item, Life, Transitions
 from shoal.rpc.addresses import Address

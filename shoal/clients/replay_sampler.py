@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, ReplayShardClient, SampleStream
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from shoal.errors import FailedPreconditionError, ShoalError, UnavailableError, fresh
 from shoal.records import Item
 from shoal.rpc.addresses import Address

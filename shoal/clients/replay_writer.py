@@ -30,7 +30,8 @@ from shoal.clients.replay_shard import (
     ReplayShardClient,
 )
 from shoal.clients.replay_writer_link import Entry, WriterLink
-from shoal.config.tree import ActorSection, RpcSection
+from shoal.config.connections import RpcSection
+from shoal.config.tree import ActorSection
 from shoal.errors import InvalidArgumentError, UnavailableError, fresh
 from shoal.records import ArraySpec, Life
 from shoal.rpc.addresses import Address

@@ -10,7 +10,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.records import DEFAULT_POLICY, EnvSpec, WeightsSnapshot
 
 

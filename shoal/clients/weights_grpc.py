@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import LimitError, UnavailableError
 from shoal.records import DEFAULT_POLICY, PROTOCOL_VERSION, EnvSpec, WeightsSnapshot
 from shoal.rpc.addresses import Address

@@ -15,16 +15,10 @@ from typing import Annotated, Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from shoal.config.policies import replay_tables
-from shoal.config.tables import AnyTable, SampledTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SHOAL__"
-
-# Kinds of tables and of policies, by algorithm.
-LEARNS_FROM = {"impala": ("queue", "sequence")}
-TRAINS = {"impala": ("actor_critic",)}
 
 Tree = dict[str, Any]
 
@@ -53,45 +47,6 @@ def build_config(tree: Tree) -> Config:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-
-
-def check_trainable(config: Config) -> None:
-    """Refuse tables and policies that the algorithm cannot learn from, or that are not there. For whoever
-    trains or fills the tables: a replay on its own holds any."""
-    # Of several policies each has a copy of this one: what holds for it holds for all.
-    algorithm, name = config.algorithm.name, config.learner.table
-    if name not in config.replay.tables:
-        names = ", ".join(config.replay.tables)
-        raise ConfigError(f"config key 'learner.table': {name!r} is not one of replay.tables ({names})")
-    if config.policy.kind not in TRAINS[algorithm]:
-        raise ConfigError(
-            f"config key 'policy.kind': {algorithm} cannot train a policy of kind {config.policy.kind!r}: "
-            f"set it to {' or '.join(TRAINS[algorithm])}"
-        )
-    replay_tables(config)
-    _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
-
-
-def _check_table(path: str, table: AnyTable, config: Config) -> None:
-    algorithm, policy = config.algorithm.name, config.policy
-    has_state = policy.frame_stack > 1 or policy.recurrent != "none"
-    if table.kind == "transition" and has_state:
-        raise ConfigError(
-            f"config key '{path}.kind': single transitions hold no state of the policy, and it has some "
-            f"(policy.frame_stack is {policy.frame_stack}, policy.recurrent is {policy.recurrent!r}): set it "
-            "to sequence"
-        )
-    if table.kind not in LEARNS_FROM[algorithm]:
-        kinds = " or ".join(LEARNS_FROM[algorithm])
-        raise ConfigError(
-            f"config key '{path}.kind': {algorithm} learns from unrolls and cannot use single transitions "
-            f"(learner.table is {config.learner.table!r}, of kind {table.kind!r}): set it to {kinds}"
-        )
-    if isinstance(table, SampledTable) and table.alpha > 0:
-        raise ConfigError(
-            f"config key '{path}.alpha': {algorithm} sets no priorities and uses no importance weights "
-            f"(got {table.alpha}): set it to 0"
-        )
 
 
 def to_yaml(config: Config) -> str:
@@ -240,10 +195,14 @@ def _members(annotation: Any) -> dict[str, Any]:
     """The kinds of a section that can be of several, by name."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
+    sections = get_args(annotation)
+    if not all(map(_is_section, sections)):
+        return {}
     return {
-        section.model_fields["kind"].default: section
-        for section in get_args(annotation)
-        if _is_section(section) and "kind" in section.model_fields
+        section.model_fields[key].default: section
+        for section in sections
+        for key in ("kind", "name")
+        if key in section.model_fields
     }
 
 

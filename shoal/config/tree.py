@@ -7,11 +7,20 @@ Every field says what it is, with its unit; bounds are checked; unknown keys are
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from shoal.config.algorithms import ImpalaConfig
+from shoal.config.algorithms import AnyAlgorithm, ImpalaConfig
+from shoal.config.connections import (
+    AddressesSection,
+    LimitsSection,
+    ListenSection,
+    RpcSection,
+    SecuritySection,
+)
+from shoal.config.learner import LearnerSection, StopSection
+from shoal.config.network import PolicySection
 from shoal.config.section import Section
 from shoal.config.tables import AnyTable, QueueTable
 
@@ -100,36 +109,6 @@ class ExplorationSection(Section):
         le=10,
         description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths "
         "of their bounds.",
-    )
-
-
-class AddressesSection(Section):
-    """Where the services are. A DNS name that resolves to several addresses is several replicas."""
-
-    inference: tuple[str, ...] = Field(
-        ("127.0.0.1:50051",), min_length=1, description="Inference servers: host:port or unix:/path."
-    )
-    replay: tuple[str, ...] = Field(
-        ("127.0.0.1:50061",), min_length=1, description="Replay shards: host:port or unix:/path."
-    )
-    learner: str = Field("127.0.0.1:50071", min_length=1, description="The learner: host:port or unix:/path.")
-
-    @field_validator("inference", "replay", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
-
-
-class ListenSection(Section):
-    """Where one service listens."""
-
-    grpc: str = Field("127.0.0.1:0", description="The service's own RPCs: host:port or unix:/path.")
-    health: str = Field(
-        "127.0.0.1:0", description="Plaintext grpc.health.v1 for probes: host:port or unix:/path."
-    )
-    metrics: str = Field("127.0.0.1:0", description="HTTP /metrics: host:port. Port 0 takes a free one.")
-    announce: Path | None = Field(
-        None, description="File to write the bound addresses to as JSON, once the service listens."
     )
 
 
@@ -233,137 +212,6 @@ class ReplaySection(Section):
         }
 
 
-class LearnerSection(Section):
-    """Trains the policies and publishes their weights."""
-
-    device: str = Field(
-        "cpu",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="`auto` is CUDA when there is one, else the CPU.",
-    )
-    table: str = Field(
-        "train", min_length=1, description="Replay table that actors fill and the learner samples."
-    )
-    batch_envs: int = Field(
-        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
-    )
-    prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
-    prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
-    decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
-    threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
-    )
-    publish_every: int = Field(
-        1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
-    )
-    checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
-    keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
-    listen: ListenSection = Field(
-        ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
-    )
-
-
-class PolicySection(Section):
-    """The network."""
-
-    kind: Literal["actor_critic", "q", "soft_actor_critic", "deterministic"] = Field(
-        "actor_critic",
-        description="`actor_critic`: a distribution and a value; `q`: values of discrete actions; "
-        "`soft_actor_critic`: tanh-Gaussian and twin Q; `deterministic`: one action and twin Q.",
-    )
-    network: str = Field(
-        "auto",
-        min_length=1,
-        description="`auto` (nature_cnn for images, mlp for the rest), `mlp`, `nature_cnn`, `impala_resnet`, "
-        "or `module:factory` of your own encoder.",
-    )
-    network_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of your own encoder."
-    )
-    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 16)], ...] = Field(
-        (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
-    )
-    activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
-    frame_stack: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Newest observations that the network sees; sent and stored once.",
-    )
-    recurrent: Literal["none", "lstm", "gru"] = Field(
-        "none", description="A core with memory between encoder and heads."
-    )
-    recurrent_size: int = Field(128, ge=1, le=1 << 14, description="Units of the recurrent core.")
-    dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")
-
-
-class StopSection(Section):
-    """When the learner ends the run by itself. Whatever is reached first counts, by whichever policy."""
-
-    until_return: float | None = Field(
-        None, description="Mean return over the last 100 training episodes to reach."
-    )
-    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
-    minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")
-
-
-class TlsSection(Section):
-    """TLS files (PEM). Empty: plaintext. All three: mutual TLS."""
-
-    cert: Path | None = Field(None, description="This service's certificate chain.")
-    key: Path | None = Field(None, description="This service's private key.")
-    ca: Path | None = Field(
-        None, description="CA that signs the peers; on a server it makes clients show one."
-    )
-
-    @model_validator(mode="after")
-    def _pairs(self) -> TlsSection:
-        if (self.cert is None) != (self.key is None):
-            raise ValueError("cert and key go together")
-        return self
-
-
-class SecuritySection(Section):
-    """Who may call."""
-
-    token: SecretStr | None = Field(
-        None, description="Shared secret of the run; sent with every call and required by every server."
-    )
-    token_file: Path | None = Field(None, description="File that holds the token.")
-    tls: TlsSection = Field(TlsSection(), description="TLS by certificates.")
-
-    @model_validator(mode="after")
-    def _one_source(self) -> SecuritySection:
-        if self.token is not None and self.token_file is not None:
-            raise ValueError("token and token_file exclude each other")
-        return self
-
-
-class LimitsSection(Section):
-    """Bounds on what comes off a socket."""
-
-    # gRPC and LZ4 count bytes in 31 bits.
-    max_message_bytes: int = Field(64 << 20, ge=1 << 16, le=(1 << 31) - 1, description="One gRPC message.")
-    max_tensor_bytes: int = Field(
-        256 << 20, ge=1 << 10, le=(1 << 31) - 1, description="One decompressed tensor."
-    )
-    max_trajectory_bytes: int = Field(
-        512 << 20, ge=1 << 10, le=1 << 34, description="One decompressed trajectory."
-    )
-
-
-class RpcSection(Section):
-    """Behaviour of connections."""
-
-    keepalive_s: float = Field(
-        5.0, ge=1, le=600, description="A silent peer is asked for life this often (s)."
-    )
-    keepalive_timeout_s: float = Field(5.0, ge=0.5, le=600, description="No answer for this long: gone (s).")
-    max_backoff_s: float = Field(2.0, ge=0.1, le=60, description="Longest pause between two dials (s).")
-    resolve_every_s: float = Field(5.0, ge=0.5, le=600, description="DNS names are resolved this often (s).")
-    drain_s: float = Field(10.0, ge=0.1, le=600, description="Longest drain after SIGTERM (s).")
-
-
 class LaunchSection(Section):
     """What `shoal train` starts on this machine."""
 
@@ -374,6 +222,12 @@ class LaunchSection(Section):
     max_restarts: int = Field(
         20, ge=0, le=100_000, description="Crashes of one process in ten minutes before the run is given up."
     )
+
+
+# Kinds of policies by the algorithm that trains them.
+_KINDS = {
+    section.model_fields["name"].default: section.trains for section in get_args(get_args(AnyAlgorithm)[0])
+}
 
 
 class Config(Section):
@@ -388,9 +242,24 @@ class Config(Section):
     replay: ReplaySection = Field(ReplaySection(), description="Replay shards.")
     learner: LearnerSection = Field(LearnerSection(), description="The learner.")
     policy: PolicySection = Field(PolicySection(), description="The network.")
-    algorithm: ImpalaConfig = Field(ImpalaConfig(), description="The learning algorithm.")
+    algorithm: AnyAlgorithm = Field(ImpalaConfig(), description="The learning algorithm.")
     stop: StopSection = Field(StopSection(), description="When the run ends.")
     security: SecuritySection = Field(SecuritySection(), description="Who may call.")
     limits: LimitsSection = Field(LimitsSection(), description="Bounds on what comes off a socket.")
     rpc: RpcSection = Field(RpcSection(), description="Behaviour of connections.")
     launch: LaunchSection = Field(LaunchSection(), description="What `shoal train` starts here.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, tree: object) -> object:
+        """IMPALA unless another algorithm is named; its kind of policy unless another is named."""
+        if not isinstance(tree, dict):
+            return tree
+        algorithm, policy = tree.get("algorithm", {}), tree.get("policy", {})
+        if isinstance(algorithm, dict):
+            algorithm = {"name": "impala", **algorithm}
+            tree = {**tree, "algorithm": algorithm}
+            kind = _KINDS.get(algorithm["name"])
+            if isinstance(policy, dict) and kind is not None:
+                tree["policy"] = {"kind": kind, **policy}
+        return tree

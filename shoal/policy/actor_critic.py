@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.action_size import num_actions
 from shoal.policy.distributions import Categorical, DiagonalGaussian, Distribution

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.exploration import Choice, in_rows, random_rows
 from shoal.policy.mlp import linear
 from shoal.policy.policy import Acted, Best

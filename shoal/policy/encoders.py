@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.conv import NETWORKS, ImageEncoder, ImageNetwork
 from shoal.policy.images import MAX_CHANNELS, ImageLayout, image_layout

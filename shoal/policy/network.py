@@ -6,7 +6,7 @@ their weights have the same names and shapes. A `Policy` is used by one thread a
 
 from __future__ import annotations
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.actor_critic import ActorCritic, PolicyOutput
 from shoal.policy.deterministic import DeterministicPolicy
 from shoal.policy.exploration import Choice

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.envs.batch import EnvStep
 from shoal.policy.network import Choice, Policy, build_policy
 from shoal.policy.weights import load_policy_arrays

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.exploration import Choice
 from shoal.policy.frames import FrameStack
 from shoal.policy.masks import check_mask

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.action_size import num_actions
 from shoal.policy.distributions import Categorical

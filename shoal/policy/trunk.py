@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.encoders import build_encoder
 from shoal.policy.recurrent import RecurrentCore
 from shoal.records import ArraySpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.action_size import num_actions
 from shoal.policy.bounds import Bounds
 from shoal.policy.mlp import hidden_layers, linear

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from shoal.errors import ConfigError, UnavailableError
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from shoal.config.tree import SecuritySection, TlsSection
+from shoal.config.connections import SecuritySection, TlsSection
 from shoal.errors import ConfigError, UnauthenticatedError
 from shoal.rpc.status import abort
 

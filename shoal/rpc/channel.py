@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.rpc.addresses import Address
 from shoal.rpc.auth import TokenSource, channel_credentials
 

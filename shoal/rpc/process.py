@@ -22,7 +22,7 @@ from typing import NoReturn
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from shoal.config import Config, load_config, to_yaml
-from shoal.config.tree import ListenSection
+from shoal.config.connections import ListenSection
 from shoal.errors import UserError
 from shoal.rpc.auth import TokenSource, channel_credentials
 from shoal.rpc.watchdog import EXIT_CRASH, Watchdog

@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.errors import ConfigError, UnavailableError
 from shoal.rpc.addresses import Endpoint, parse_endpoint
 from shoal.rpc.auth import TokenInterceptor, TokenSource, is_mutual_tls, server_credentials

@@ -15,7 +15,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from shoal import codec
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.layout import MAX_COLUMNS, ColumnSpec, Layout, plan_layout
 from shoal.records import FIRST, INITIAL, Columns, Episode, Trajectory

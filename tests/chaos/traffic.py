@@ -20,7 +20,8 @@ import numpy as np
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import Ack, Append, AppendStream, Sampled
 from shoal.clients.replay_writer import ReplayWriter
-from shoal.config.tree import ActorSection, LimitsSection, RpcSection
+from shoal.config.connections import LimitsSection, RpcSection
+from shoal.config.tree import ActorSection
 from shoal.errors import UnavailableError
 from shoal.records import FIRST, OBSERVATION, Life, Trajectory
 from shoal.rpc.addresses import Address, AddressBook

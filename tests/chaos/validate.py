@@ -18,8 +18,8 @@ from services.replay.storage.recovery import recover
 from services.replay.stored_table import StoredTable
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import TableStats
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import SequenceTable
-from shoal.config.tree import LimitsSection
 from tests.chaos.model import AckedLog, AppendId, StoredItem
 
 DUMP_PATIENCE_S = 30.0

@@ -12,7 +12,8 @@ import numpy as np
 from pydantic import SecretStr
 
 from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.config.tree import Config, SecuritySection
+from shoal.config.connections import SecuritySection
+from shoal.config.tree import Config
 from shoal.errors import UnavailableError
 from shoal.records import OBSERVATION, POLICY_VERSION, Life
 from shoal.rpc.addresses import Address

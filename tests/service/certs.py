@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from shoal.config.tree import TlsSection
+from shoal.config.connections import TlsSection
 
 _NOW = datetime.datetime.now(datetime.UTC)
 _DAY = datetime.timedelta(days=1)

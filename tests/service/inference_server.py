@@ -25,7 +25,9 @@ from services.learner.servicer import WeightsServicer
 from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.weights import WeightsBackend, WeightsClient, policy_text
 from shoal.clients.weights_local import InProcessWeightsClient
-from shoal.config.tree import InferenceSection, LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.records import DEFAULT_POLICY
 from shoal.rpc.addresses import Address
 from shoal.rpc.backoff import Backoff

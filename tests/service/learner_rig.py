@@ -23,7 +23,8 @@ from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import Append
 from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
-from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.network import PolicySection
 from shoal.errors import UnavailableError
 from shoal.records import DEFAULT_POLICY, ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
 from shoal.rpc.addresses import Address

@@ -20,8 +20,9 @@ from services.replay.servicer import ReplayServicer
 from services.replay.shard import Shard
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import Append, TableStats
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.config.tables import AnyTable, QueueTable
-from shoal.config.tree import LimitsSection, ReplaySection, RpcSection, SecuritySection
+from shoal.config.tree import ReplaySection
 from shoal.errors import UnavailableError
 from shoal.rpc.addresses import Address
 from shoal.rpc.server import RpcServer

@@ -11,7 +11,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from shoal import errors
-from shoal.config.tree import LimitsSection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.rpc.addresses import Address, AddressBook
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer

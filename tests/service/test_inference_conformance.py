@@ -15,7 +15,8 @@ from safetensors.torch import save
 
 from shoal.clients.inference import ActHello, ActReply, ActStream, InferenceClient
 from shoal.clients.inference_local import InProcessInferenceClient
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,

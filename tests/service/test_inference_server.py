@@ -13,7 +13,8 @@ import pytest
 
 from services.inference import servicer
 from shoal.clients.stream_tensors import ColumnsWriter
-from shoal.config.tree import InferenceSection, SecuritySection
+from shoal.config.connections import SecuritySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import UnauthenticatedError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.v1 import inference_service_pb2 as pb

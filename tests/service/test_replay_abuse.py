@@ -16,7 +16,8 @@ from crc32c import crc32c
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Outcome, ReplayShardClient
-from shoal.config.tree import LimitsSection, ReplaySection, RpcSection
+from shoal.config.connections import LimitsSection, RpcSection
+from shoal.config.tree import ReplaySection
 from shoal.records import Life
 from shoal.rpc.channel import open_channel
 from shoal.v1 import tensor_pb2, trajectory_pb2

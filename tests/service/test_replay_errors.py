@@ -17,8 +17,8 @@ from services.replay.drain import leave
 from services.replay.shard import OPENING
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import Outcome
+from shoal.config.connections import LimitsSection, SecuritySection
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable
-from shoal.config.tree import LimitsSection, SecuritySection
 from shoal.errors import ResourceExhaustedError, UnauthenticatedError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Life
 from shoal.rpc.channel import open_channel

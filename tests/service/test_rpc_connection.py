@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from shoal.rpc.backoff import Backoff
 from tests.service.rpc_echo import Echo, dialled, method, register, running_server
 from tests.service.rpc_processes import PATIENCE_S, announced, child, wait_frozen

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from shoal.config.tree import LimitsSection, SecuritySection
+from shoal.config.connections import LimitsSection, SecuritySection
 from shoal.errors import AddressInUseError, ConfigError, UserError
 from shoal.rpc.server import RpcServer
 from tests.service.certs import make_authority

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pydantic import SecretStr
 
 from shoal import errors
-from shoal.config.tree import LimitsSection, SecuritySection
+from shoal.config.connections import LimitsSection, SecuritySection
 from shoal.errors import InvalidArgumentError, ProtocolVersionError, ShoalError, UnavailableError
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer

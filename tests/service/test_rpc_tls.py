@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from shoal.config.tree import SecuritySection, TlsSection
+from shoal.config.connections import SecuritySection, TlsSection
 from shoal.errors import UnavailableError
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel

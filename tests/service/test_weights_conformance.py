@@ -21,7 +21,8 @@ from services.learner.versions import VersionCounter
 from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.clients.weights_local import InProcessWeightsClient
-from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.network import PolicySection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, SpecMismatchError, UnavailableError
 from shoal.records import DEFAULT_POLICY, ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
 from shoal.rpc.addresses import AddressBook

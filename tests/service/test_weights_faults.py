@@ -24,7 +24,8 @@ from services.learner.servicer import WeightsServicer
 from services.learner.versions import VersionCounter
 from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
-from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.network import PolicySection
 from shoal.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

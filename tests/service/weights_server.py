@@ -19,7 +19,8 @@ from services.learner.metrics import LearnerMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.servicer import WeightsServicer
 from services.learner.versions import VersionCounter
-from shoal.config.tree import LimitsSection, PolicySection, RpcSection, SecuritySection
+from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
+from shoal.config.network import PolicySection
 from shoal.records import DEFAULT_POLICY
 from shoal.rpc.server import RpcServer
 

@@ -33,7 +33,7 @@ from benchmarks.stream_load import Load, joined
 from benchmarks.usage import Machine, Process, Usage, Window, cores_by_use
 from shoal.cli.scrape import parse
 from shoal.config import load_config
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.records import FIRST, OBSERVATION, BoxAction, DiscreteAction, MultiDiscreteAction
 from shoal.wire import decode_sequence, decode_trajectory, encode_trajectory
 

@@ -1,22 +1,24 @@
-"""IMPALA as the learner sees it: its hyperparameters bound to its loss. Stateless; any thread."""
+"""IMPALA as the learner sees it: its hyperparameters bound to its loss and a policy. Training thread."""
 
 from __future__ import annotations
 
-from shoal.algorithms.algorithm import Batch, LossOutput
+from shoal.algorithms.algorithm import Algorithm, LossOutput
+from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import LOG_PROB, ArraySpec
 
 
-class Impala:
-    """Implements `Algorithm`."""
+class Impala(Algorithm[ActorCritic]):
+    """Keeps nothing besides the policy."""
 
     behaviour = (ArraySpec(LOG_PROB, "float32", ()),)
 
-    def __init__(self, config: ImpalaConfig) -> None:
+    def __init__(self, config: ImpalaConfig, policy: Policy) -> None:
+        assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
+        super().__init__(config, policy)
         self._config = config
 
-    def loss(self, policy: Policy, batch: Batch) -> LossOutput:
-        assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
-        return impala_loss(policy, batch, self._config)
+    def loss(self, batch: Batch) -> LossOutput:
+        return impala_loss(self.policy, batch, self._config)

@@ -9,10 +9,11 @@ Legend: T transitions, S = T + 1 rows, B environments, P parameters of the actio
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from shoal.algorithms.algorithm import Batch, LossOutput
-from shoal.algorithms.impala.vtrace import vtrace
+from shoal.algorithms.algorithm import LossOutput
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.explained_variance import explained_variance
+from shoal.algorithms.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.network import ActorCritic
 from shoal.records import ACTION_MASK, LOG_PROB
@@ -25,13 +26,13 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
     log_pi_TB = pi.log_prob(batch.action_SB[:-1])
     log_mu_TB = batch.behaviour[LOG_PROB][:-1]
 
-    # Step t is an autoreset step, without a transition, when row t + 1 starts an episode.
-    valid_TB = batch.first_SB[1:].logical_not().to(value_SB.dtype)
-    num_valid = valid_TB.sum().clamp(min=1.0)
+    valid_TB = batch.valid_TB
+    weight_TB = valid_TB * batch.weight_B
+    num_valid = weight_TB.sum().clamp(min=1.0)
 
     targets = vtrace(
         log_rho_TB=log_pi_TB.detach() - log_mu_TB,
-        reward_TB=batch.reward_SB[:-1] * config.reward_scale,
+        reward_TB=batch.reward_SB[:-1],
         discount_TB=batch.terminated_SB[:-1].logical_not() * config.discount,
         value_SB=value_SB.detach(),
         valid_TB=valid_TB,
@@ -41,13 +42,13 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
     )
 
     # rho_s grad log pi(a_s|x_s) (r_s + gamma v_s+1 - V(x_s)); the advantage is 0 where not valid.
-    policy_loss = -(targets.advantage_TB * log_pi_TB).sum() / num_valid
+    policy_loss = -(targets.advantage_TB * log_pi_TB * weight_TB).sum() / num_valid
 
     # The l2 loss between V(x_s) and v_s; their difference is 0 where not valid.
     error_TB = targets.vs_TB - value_SB[:-1]
-    value_loss = 0.5 * error_TB.square().sum() / num_valid
+    value_loss = 0.5 * (error_TB.square() * weight_TB).sum() / num_valid
 
-    entropy = (pi.entropy() * valid_TB).sum() / num_valid
+    entropy = (pi.entropy() * weight_TB).sum() / num_valid
 
     loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
     with torch.no_grad():
@@ -55,14 +56,7 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
-            "mean_rho": targets.rho_TB.sum() / num_valid,
-            "explained_variance": _explained_variance(error_TB.detach(), targets.vs_TB, valid_TB, num_valid),
+            "mean_rho": (targets.rho_TB * weight_TB).sum() / num_valid,
+            "explained_variance": explained_variance(error_TB.detach(), targets.vs_TB, weight_TB),
         }
-    return LossOutput(loss, metrics)
-
-
-def _explained_variance(error_TB: Tensor, vs_TB: Tensor, valid_TB: Tensor, num_valid: Tensor) -> Tensor:
-    """1 - Var(v - V) / Var(v) over valid steps: 1 is a perfect value function, 0 a constant one."""
-    spread_TB = (vs_TB - (vs_TB * valid_TB).sum() / num_valid) * valid_TB
-    noise_TB = (error_TB - error_TB.sum() / num_valid) * valid_TB
-    return 1.0 - noise_TB.square().sum() / spread_TB.square().sum().clamp(min=1e-8)
+    return LossOutput(loss, metrics, num_valid)

@@ -16,7 +16,8 @@ from services.actor.lockstep import Lockstep
 from services.actor.metrics import ActorMetrics
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
-from shoal.config.tree import EnvSection, LimitsSection
+from shoal.config.connections import LimitsSection
+from shoal.config.tree import EnvSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
 from shoal.errors import UserError

@@ -16,7 +16,8 @@ import pytest
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES, Append, Outcome
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.connections import LimitsSection
+from shoal.config.tree import ReplaySection
 from shoal.envs.batch import EnvStep
 from shoal.errors import SpecMismatchError, UnavailableError, UserError
 from shoal.records import ArraySpec, Life, Trajectory

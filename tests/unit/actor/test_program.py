@@ -14,7 +14,8 @@ import pytest
 import services.actor.loop
 from services.actor.loop import group_seed, run_actor
 from shoal.config import Config
-from shoal.config.tree import ActorSection, EnvSection, ListenSection
+from shoal.config.connections import ListenSection
+from shoal.config.tree import ActorSection, EnvSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
 from shoal.envs.restarts import Restarts

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from services.actor.split import split_by_env
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, UnavailableError, UserError
 from shoal.records import Episode, Trajectory
 from shoal.wire import decode_sequence, encode_trajectory

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.algorithm import Batch, build_algorithm
+from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.loss import impala_loss
-from shoal.algorithms.impala.vtrace import vtrace
+from shoal.algorithms.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.distributions import Categorical
 from shoal.policy.masks import allowed_actions
 from shoal.policy.network import ActorCritic, Choice, PolicyOutput, build_policy
@@ -69,6 +69,7 @@ def make_batch() -> Batch:
         terminated_SB=terminated,
         truncated_SB=truncated,
         first_SB=first,
+        weight_B=torch.ones(NUM_ENVS),
         behaviour={"log_prob": -torch.rand(shape, generator=generator) * 2},
     )
 
@@ -196,17 +197,24 @@ def test_descending_raises_good_actions_and_fits_values() -> None:
     assert last["explained_variance"] > 0.5
 
 
-def test_reward_scale_scales_rewards_and_nothing_else() -> None:
-    policy = TablePolicy()
-    batch = make_batch()
-    scaled = impala_loss(policy, batch, CONFIG.model_copy(update={"reward_scale": 0.25}))
-    by_hand = impala_loss(policy, replace(batch, reward_SB=batch.reward_SB * 0.25), CONFIG)
-    torch.testing.assert_close(scaled.loss, by_hand.loss)
+def test_environments_without_weight_do_not_count() -> None:
+    policy, batch = TablePolicy(), make_batch()
+    weight = torch.ones(NUM_ENVS)
+    weight[1:] = 0.0
+    output = impala_loss(policy, replace(batch, weight_B=weight), CONFIG)
+    output.loss.backward()
+    assert policy.logits.grad is not None
+    assert policy.logits.grad[:, 1:].abs().max() == 0
+    assert policy.logits.grad[:, 0].abs().max() > 0
+    alone = TablePolicy()
+    alone.logits = nn.Parameter(alone.logits.detach()[:, :1])
+    alone.value = nn.Parameter(alone.value.detach()[:, :1])
+    torch.testing.assert_close(impala_loss(alone, batch.take(slice(0, 1)), CONFIG).loss, output.loss)
 
 
 def test_metrics_are_detached_scalars() -> None:
     policy = TablePolicy()
-    output = build_algorithm(CONFIG).loss(policy, make_batch())
+    output = impala_loss(policy, make_batch(), CONFIG)
     assert set(output.metrics) == {"policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance"}
     assert not any(tensor.requires_grad for tensor in output.metrics.values())
     assert all(tensor.ndim == 0 for tensor in output.metrics.values())
@@ -254,11 +262,12 @@ def test_what_the_policy_did_itself_is_on_policy(
         terminated_SB=none,
         truncated_SB=none,
         first_SB=first,
+        weight_B=torch.ones(4),
         behaviour={"log_prob": outputs_of(acted, "log_prob")},
         state=state,
     )
     # Neither clip is reached.
-    output = build_algorithm(CONFIG.model_copy(update={"rho_clip": 9.0, "c_clip": 9.0})).loss(policy, batch)
+    output = impala_loss(policy, batch, CONFIG.model_copy(update={"rho_clip": 9.0, "c_clip": 9.0}))
     assert output.metrics["mean_rho"].item() == pytest.approx(1.0, abs=1e-5)
     output.loss.backward()
     assert all(

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.algorithms.impala.vtrace import VTrace, vtrace
+from shoal.algorithms.vtrace import VTrace, vtrace
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from shoal.clients.replay_shard import (
     SampleStream,
     TableStats,
 )
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, QueueTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.errors import UnavailableError
 from shoal.records import ArraySpec, Life
 from shoal.rpc.addresses import Address

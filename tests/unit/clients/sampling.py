@@ -10,7 +10,7 @@ import numpy as np
 from shoal.clients.replay_batches import BatchSampler
 from shoal.clients.replay_draw import SampledBatch
 from shoal.clients.replay_weights import Beta
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.clients.memory_shards import MemoryShard
 from tests.unit.replay.virtual_time import settle

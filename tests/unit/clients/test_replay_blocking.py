@@ -14,7 +14,7 @@ from shoal.clients.replay_blocking import Writer
 from shoal.clients.replay_shard import Ack, Outcome
 from shoal.clients.replay_writer import ReplayWriter, WriterStats
 from shoal.clients.replay_writer_link import WriterLink
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, UnavailableError
 from shoal.records import Episode
 from shoal.wire import decode_trajectory

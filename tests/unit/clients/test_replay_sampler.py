@@ -11,8 +11,8 @@ import pytest
 
 from shoal.clients.replay_sampler import SILENT_AFTER_S, ReplaySampler
 from shoal.clients.replay_shard import Append
+from shoal.config.connections import RpcSection
 from shoal.config.tables import QueueTable
-from shoal.config.tree import RpcSection
 from shoal.errors import FailedPreconditionError, NotFoundError, UnavailableError
 from shoal.records import Item, Life
 from tests.unit.clients.directories import ChangingDirectory

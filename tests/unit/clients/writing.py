@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from shoal.clients.replay_writer import ReplayWriter
-from shoal.config.tree import ActorSection, RpcSection
+from shoal.config.connections import RpcSection
+from shoal.config.tree import ActorSection
 from shoal.records import ArraySpec, Life
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.replay.payloads import payload

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.config import Config, load_config, to_yaml
-from shoal.config.load import build_config, check_trainable
+from shoal.config.load import build_config
+from shoal.config.trainable import check_trainable
 from shoal.errors import ConfigError
 
 
@@ -156,7 +157,7 @@ def test_a_replay_on_its_own_has_tables_of_any_names_and_training_needs_the_lear
     [
         (
             "{kind: transition}",
-            r"kind': impala learns from unrolls .*of kind 'transition'\): set it to queue or sequence",
+            r"kind': impala cannot learn from a table of kind 'transition' .*: set it to queue or sequence",
         ),
         (
             "{kind: sequence, alpha: 0.6}",

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shoal.config import Config, load_config
-from shoal.config.load import check_trainable
 from shoal.config.policies import PolicyPlace, policy_places, policy_seed, replay_tables
+from shoal.config.trainable import check_trainable
 from shoal.errors import ConfigError
 
 TWO = "env.policies={red: [red_*], blue: ['*']}"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.codec import DTYPES
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.records import Columns, Episode, Trajectory
 from shoal.v1 import trajectory_pb2

@@ -13,7 +13,8 @@ from safetensors.torch import save
 from services.inference.engine import Engine
 from services.inference.runner import Runner
 from shoal.clients.inference import ActReply
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

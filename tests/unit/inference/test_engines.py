@@ -18,7 +18,8 @@ from services.inference.engines import Engines
 from services.inference.metrics import InferenceMetrics
 from services.inference.seats import Seats
 from shoal.clients.inference import ActHello
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, UnavailableError, UserError
 from shoal.policy.network import build_policy
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, Life, WeightsSnapshot

@@ -16,7 +16,8 @@ from safetensors.torch import save
 from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from shoal.clients.inference import ActHello
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ArraySpec, Columns, DiscreteAction, EnvSpec, Life, WeightsSnapshot
 

@@ -13,7 +13,7 @@ from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
 from services.inference.session import Session
 from shoal.clients.inference import ActReply
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.network import ActorCritic, Choice, build_policy
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
 

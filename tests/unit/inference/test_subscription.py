@@ -16,7 +16,7 @@ from services.inference.metrics import InferenceMetrics
 from services.inference.subscription import Subscription
 from shoal.clients.weights import WeightsClient, policy_text
 from shoal.clients.weights_local import InProcessWeightsClient
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError, UserError
 from shoal.records import WeightsSnapshot
 from shoal.rpc.backoff import Backoff

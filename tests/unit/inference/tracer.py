@@ -20,7 +20,8 @@ from services.inference.engine import Engine
 from services.inference.metrics import InferenceMetrics
 from shoal.clients.inference import ActHello, ActReply
 from shoal.clients.weights import policy_text
-from shoal.config.tree import InferenceSection, PolicySection
+from shoal.config.network import PolicySection
+from shoal.config.tree import InferenceSection
 from shoal.errors import FailedPreconditionError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, BoxAction, Columns, EnvSpec, Life, WeightsSnapshot
 

@@ -28,7 +28,6 @@ from services.learner.ring import BatchRing, Packer, RingClosed
 from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
-from shoal.algorithms.algorithm import build_algorithm
 from shoal.config import Config
 from shoal.config.policies import policy_places
 from shoal.errors import CheckpointError, NonFiniteError
@@ -90,7 +89,6 @@ class Rig:
         for section, values in changes.items():
             tree[section] = tree.get(section, {}) | values
         self.config = Config.model_validate(tree)
-        algorithm = build_algorithm(self.config.algorithm)
         (place,) = policy_places(self.config)
         self.publisher = Recorder()
         self.store = CheckpointStore(place.dir / "checkpoints", self.config.learner.keep_checkpoints)
@@ -100,8 +98,9 @@ class Rig:
         versions = VersionCounter(place.dir / "policy_version")
         parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, metrics)
         cpu = torch.device("cpu")
-        resumed = build_or_resume(self.config, parts, spec, algorithm, cpu)
-        layout = BatchLayout(spec, resumed.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
+        resumed = build_or_resume(self.config, parts, spec, cpu)
+        algorithm = resumed.algorithm
+        layout = BatchLayout(spec, algorithm.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
         self.ring = BatchRing([BatchSlot(layout, cpu) for _ in range(2)])
         self.packer = Packer(self.ring, metrics.phases)
         self.summaries = Summaries(place.dir / "tensorboard")

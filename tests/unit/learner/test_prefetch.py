@@ -17,7 +17,7 @@ from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.metrics import LearnerMetrics
 from services.learner.prefetch import Prefetcher
 from services.learner.ring import BatchRing
-from shoal.config.tree import LimitsSection
+from shoal.config.connections import LimitsSection
 from shoal.errors import NotFoundError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Item, Life, Trajectory
 from shoal.wire import decode_sequence, encode_trajectory

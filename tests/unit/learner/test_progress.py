@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.learner.metrics import LAG_BUCKETS, LagHistogram
 from services.learner.progress import MAX_LAG, Lag, Progress
-from shoal.config.tree import StopSection
+from shoal.config.learner import StopSection
 from shoal.records import Episode
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load
 from services.learner.publisher import INLINE_BYTES, WeightsPublisher
 from services.learner.versions import VersionCounter
 from shoal.clients.weights import policy_text
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, SpecMismatchError, UnavailableError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, WeightsSnapshot
 

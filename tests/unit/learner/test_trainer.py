@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from services.learner.optimiser import Adam, FlatParameters
 from services.learner.trainer import Trainer
-from shoal.algorithms.algorithm import Batch, LossOutput, build_algorithm
+from shoal.algorithms.algorithm import Algorithm, LossOutput, build_algorithm
+from shoal.algorithms.batch import Batch
 from shoal.config.algorithms import ImpalaConfig
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import CheckpointError, NonFiniteError
 from shoal.policy.network import Policy, build_policy
 from shoal.policy.weights import load_policy_bytes
@@ -39,25 +40,25 @@ def make_batch(reward: float = 1.0) -> Batch:
         terminated_SB=ends,
         truncated_SB=none,
         first_SB=none,
+        weight_B=torch.ones(shape[1]),
         behaviour={"log_prob": torch.full(shape, -0.7)},
     )
 
 
 def make_trainer(policy: Policy, learning_rate: float = 1e-2, max_grad_norm: float = 0.5) -> Trainer:
-    return Trainer(policy, build_algorithm(ImpalaConfig()), learning_rate, max_grad_norm)
+    return Trainer(build_algorithm(ImpalaConfig(learning_rate=learning_rate), policy), max_grad_norm)
 
 
-class Scripted:
+class Scripted(Algorithm[Policy]):
     """An algorithm whose loss the test chooses, a function of the first parameter."""
 
-    behaviour: tuple[ArraySpec, ...] = ()
-
-    def __init__(self, *factors: float) -> None:
+    def __init__(self, policy: Policy, *factors: float) -> None:
+        super().__init__(ImpalaConfig(learning_rate=0.1), policy)
         self._factors = list(factors)
 
-    def loss(self, policy: Policy, batch: Batch) -> LossOutput:
-        loss = self._factors.pop(0) * next(policy.parameters()).sum()
-        return LossOutput(loss, {"value_loss": loss.detach()})
+    def loss(self, batch: Batch) -> LossOutput:
+        loss = self._factors.pop(0) * next(self.policy.parameters()).sum()
+        return LossOutput(loss, {"value_loss": loss.detach()}, torch.ones(()))
 
 
 def test_adam_equals_torch() -> None:
@@ -65,14 +66,14 @@ def test_adam_equals_torch() -> None:
     ours, theirs = nn.Linear(7, 3), nn.Linear(7, 3)
     theirs.load_state_dict(ours.state_dict())
     flat = FlatParameters(ours)
-    adam, reference = Adam(flat, 3e-2), torch.optim.Adam(theirs.parameters(), lr=3e-2)
+    adam, reference = Adam(flat, lambda group: 3e-2), torch.optim.Adam(theirs.parameters(), lr=3e-2)
     for step in range(50):
         inputs = torch.randn(11, 7) * (1 + step)
         flat.grad.zero_()
         reference.zero_grad()
         ours(inputs).square().mean().backward()
         theirs(inputs).square().mean().backward()
-        adam.step()
+        adam.step(flat.groups)
         reference.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -127,7 +128,7 @@ def test_gradients_are_clipped_to_the_norm() -> None:
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 1e38])
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(factor: float) -> None:
     policy = make_policy()
-    trainer = Trainer(policy, Scripted(1.0, factor), 0.1, 1e30)
+    trainer = Trainer(Scripted(policy, 1.0, factor), 1e30)
     trainer.step(make_batch())
     before = save(trainer.weights())
     with pytest.raises(

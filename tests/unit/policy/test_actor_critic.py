@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.action_size import MAX_ACTIONS
 from shoal.policy.array_input import MAX_INPUTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.network import Choice, Policy, build_policy
 from shoal.records import ACTION_MASK, ActionSpec, DiscreteAction, MultiDiscreteAction
 from tests.unit.policy.stepping import (

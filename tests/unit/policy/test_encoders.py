@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.conv import ImageEncoder
 from shoal.policy.encoders import MAX_IMAGES, Encoder, ImagesEncoder, build_encoder

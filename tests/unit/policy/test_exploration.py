@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.policy.distributions import Categorical
 from shoal.policy.network import ActorCritic, Choice, build_policy
 from shoal.records import ACTION_MASK, DiscreteAction, MultiDiscreteAction

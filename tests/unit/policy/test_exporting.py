@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.export_check import TOLERANCE, Arrays, Step, largest_difference, open_onnx, open_torch
 from shoal.policy.exporting import NEXT, PARAMS, ActingNetwork, write_onnx, write_torch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Choice, build_policy
 from shoal.policy.own_encoder import OwnEncoder

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Choice, DeterministicPolicy, SoftActorCritic, build_policy
 from shoal.policy.twin_q import TwinQPolicy

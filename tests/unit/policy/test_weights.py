@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from shoal.config.tree import PolicySection
+from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Choice, Policy, build_policy
 from shoal.policy.weights import load_policy_arrays, load_policy_bytes

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Append, TableStats
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, QueueTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.records import Life
 from tests.unit.replay.payloads import payload
 

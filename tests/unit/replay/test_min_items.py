@@ -13,8 +13,9 @@ from services.replay.n_step import build_transitions
 from services.replay.shard import Shard
 from shoal.clients.replay_local import InProcessReplayClient
 from shoal.clients.replay_shard import Append, Outcome, ReplayShardClient
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, SequenceTable, TransitionTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.rpc.addresses import Address
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.clients.sampling import sampling

@@ -11,8 +11,9 @@ import services.replay.shard
 from services.replay.shard import MAX_ID_CHARS, Shard
 from services.replay.tables import MAX_PAYLOADS, Insertion
 from shoal.clients.replay_shard import Ack, Append, Outcome
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 from shoal.records import ArraySpec, Life
 from shoal.wire import encode_trajectory

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from services.replay.dedup import Claim, Dedup
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Ack, Outcome
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.connections import LimitsSection
+from shoal.config.tree import ReplaySection
 from shoal.records import Life
 from tests.unit.replay.shards import LIFE, an, assert_adds_up, make_shard, stats_of
 from tests.unit.replay.virtual_time import run

@@ -13,8 +13,9 @@ import pytest
 
 from services.replay.shard import Shard
 from shoal.clients.replay_shard import Outcome
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.journal.reader import list_segments, segment_number
 from tests.unit.replay.payloads import payload
 from tests.unit.replay.shards import LIFE, an, stats_of

@@ -15,8 +15,9 @@ from services.replay.shard import Shard
 from services.replay.tables import EventSink, NoJournal
 from services.replay.transition_table import TransitionTable
 from shoal.clients.replay_shard import Ack, Append, Outcome
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import TransitionTable as TransitionSettings
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.errors import InvalidArgumentError, LimitError
 from shoal.records import OBSERVATION, Trajectory
 from shoal.wire import encode_trajectory

@@ -17,8 +17,8 @@ from services.replay.priority_ring import PriorityRing
 from services.replay.tables import EventSink, NoJournal
 from services.replay.transition_table import OWN_DATA, TransitionTable
 from shoal.clients.replay_shard import PrioritiesUpdated
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import TransitionTable as TransitionSettings
-from shoal.config.tree import LimitsSection
 from shoal.errors import FailedPreconditionError, InvalidArgumentError, LimitError
 from shoal.journal.events import Inserted, Removed, SampledOnce
 from shoal.records import ACTION, FIRST, OBSERVATION, TERMINATED, Columns, Trajectory, Transitions

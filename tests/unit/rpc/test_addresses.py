@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.config.tree import RpcSection
+from shoal.config.connections import RpcSection
 from shoal.errors import ConfigError, UnavailableError
 from shoal.rpc.addresses import Address, AddressBook, Endpoint, parse_endpoint
 

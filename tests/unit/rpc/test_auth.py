@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from shoal.config.tree import SecuritySection, TlsSection
+from shoal.config.connections import SecuritySection, TlsSection
 from shoal.errors import ConfigError
 from shoal.rpc.auth import TokenSource, channel_credentials, server_credentials
 

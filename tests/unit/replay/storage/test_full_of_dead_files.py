@@ -14,8 +14,9 @@ import pytest
 from services.replay.shard import Shard
 from services.replay.storage.payload_store import PayloadStore
 from shoal.clients.replay_shard import Append, Outcome
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import QueueTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.journal.reader import list_segments
 from shoal.records import Life
 from tests.unit.replay.payloads import payload

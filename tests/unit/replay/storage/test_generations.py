@@ -17,8 +17,9 @@ from services.replay.shard import Shard
 from services.replay.signature import UNROLL_LENGTH
 from services.replay.storage.segments import UNKNOWN_KEY, Segment, holds_any
 from shoal.clients.replay_shard import Append, Outcome
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable, TransitionTable
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.journal.events import Inserted, TableState
 from shoal.journal.reader import Entry, list_segments, read_segment
 from shoal.records import ArraySpec, Life

@@ -18,8 +18,9 @@ from services.replay.storage import payload_store
 from services.replay.storage.files import Files
 from services.replay.storage.payload_store import PayloadStore, Place
 from services.replay.tables import NoJournal
+from shoal.config.connections import LimitsSection
 from shoal.config.tables import SequenceTable as SequenceSettings
-from shoal.config.tree import LimitsSection, ReplaySection
+from shoal.config.tree import ReplaySection
 from shoal.journal.events import Inserted, Location, StoredPayload
 from shoal.journal.reader import segment_name
 from tests.unit.replay.storage.faulty_files import FaultyFiles

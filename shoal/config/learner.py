@@ -1,0 +1,48 @@
+"""What can be set of the learner. Part of the tree in `shoal.config.tree`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from shoal.config.connections import ListenSection
+from shoal.config.section import Section
+
+
+class LearnerSection(Section):
+    """Trains the policies and publishes their weights."""
+
+    device: str = Field(
+        "cpu",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="`auto` is CUDA when there is one, else the CPU.",
+    )
+    table: str = Field(
+        "train", min_length=1, description="Replay table that actors fill and the learner samples."
+    )
+    batch_envs: int = Field(
+        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
+    )
+    prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
+    prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
+    decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
+    threads: int = Field(
+        0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
+    )
+    publish_every: int = Field(
+        1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
+    )
+    checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
+    keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
+    listen: ListenSection = Field(
+        ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
+    )
+
+
+class StopSection(Section):
+    """When the learner ends the run by itself. Whatever is reached first counts, by whichever policy."""
+
+    until_return: float | None = Field(
+        None, description="Mean return over the last 100 training episodes to reach."
+    )
+    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
+    minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")

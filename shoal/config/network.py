@@ -1,0 +1,43 @@
+"""What can be set of the policy's network. Part of the tree in `shoal.config.tree`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from shoal.config.section import Section
+
+
+class PolicySection(Section):
+    """The network."""
+
+    kind: Literal["actor_critic", "q", "soft_actor_critic", "deterministic"] = Field(
+        "actor_critic",
+        description="`actor_critic`: a distribution and a value; `q`: values of discrete actions; "
+        "`soft_actor_critic`: tanh-Gaussian and twin Q; `deterministic`: one action and twin Q.",
+    )
+    network: str = Field(
+        "auto",
+        min_length=1,
+        description="`auto` (nature_cnn for images, mlp for the rest), `mlp`, `nature_cnn`, `impala_resnet`, "
+        "or `module:factory` of your own encoder.",
+    )
+    network_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of your own encoder."
+    )
+    hidden_sizes: tuple[Annotated[int, Field(ge=1, le=1 << 16)], ...] = Field(
+        (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
+    )
+    activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
+    frame_stack: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Newest observations that the network sees; sent and stored once.",
+    )
+    recurrent: Literal["none", "lstm", "gru"] = Field(
+        "none", description="A core with memory between encoder and heads."
+    )
+    recurrent_size: int = Field(128, ge=1, le=1 << 14, description="Units of the recurrent core.")
+    dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")

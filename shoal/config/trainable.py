@@ -1,0 +1,74 @@
+"""What an algorithm can learn from: kinds of policies and of tables. For whoever trains or fills the tables.
+
+A replay on its own holds any table, and takes no part in this.
+"""
+
+from __future__ import annotations
+
+from shoal.config.algorithms import ReplayedSection
+from shoal.config.policies import replay_tables
+from shoal.config.tables import AnyTable, SampledTable, TransitionTable
+from shoal.config.tree import Config
+from shoal.errors import ConfigError
+
+# Kinds of tables, by algorithm.
+_LEARNS_FROM = {
+    "impala": ("queue", "sequence"),
+    "ppo": ("queue",),
+    "appo": ("queue",),
+    "apex": ("transition", "sequence"),
+    "r2d2": ("sequence",),
+    "sac": ("transition", "sequence"),
+    "td3": ("transition", "sequence"),
+}
+
+
+def check_trainable(config: Config) -> None:
+    """Raises ConfigError for tables and policies that the algorithm cannot learn from, or are not there."""
+    # Of several policies each has a copy of this one: what holds for it holds for all.
+    name = config.learner.table
+    if name not in config.replay.tables:
+        names = ", ".join(config.replay.tables)
+        raise ConfigError(f"config key 'learner.table': {name!r} is not one of replay.tables ({names})")
+    trained = config.algorithm.trains
+    if config.policy.kind != trained:
+        raise ConfigError(
+            f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
+            f"{config.policy.kind!r}: set it to {trained}, or leave it out"
+        )
+    replay_tables(config)
+    _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
+
+
+def _check_table(path: str, table: AnyTable, config: Config) -> None:
+    algorithm, policy = config.algorithm, config.policy
+    kinds = _LEARNS_FROM[algorithm.name]
+    has_state = policy.frame_stack > 1 or policy.recurrent != "none"
+    if table.kind == "transition" and has_state:
+        raise ConfigError(
+            f"config key '{path}.kind': single transitions hold no state of the policy, and it has some "
+            f"(policy.frame_stack is {policy.frame_stack}, policy.recurrent is {policy.recurrent!r}): set it "
+            "to sequence"
+        )
+    if table.kind not in kinds:
+        raise ConfigError(
+            f"config key '{path}.kind': {algorithm.name} cannot learn from a table of kind {table.kind!r} "
+            f"(learner.table is {config.learner.table!r}): set it to {' or '.join(kinds)}"
+        )
+    if isinstance(table, SampledTable) and table.alpha > 0 and not isinstance(algorithm, ReplayedSection):
+        raise ConfigError(
+            f"config key '{path}.alpha': {algorithm.name} sets no priorities and uses no importance weights "
+            f"(got {table.alpha}): set it to 0"
+        )
+    if isinstance(table, TransitionTable) and isinstance(algorithm, ReplayedSection):
+        _check_same(path, "n_step", table.n_step, algorithm.n_step)
+        _check_same(path, "discount", table.discount, algorithm.discount)
+
+
+def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> None:
+    """The table sums rewards up as they come; the loss must mean the same by them."""
+    if of_table != of_algorithm:
+        raise ConfigError(
+            f"config key '{path}.{key}': {of_table} differs from algorithm.{key} ({of_algorithm}): "
+            "set both to the same"
+        )
