@@ -137,9 +137,6 @@ class Window:
     def grown(self, role: str, counter: str) -> float:
         return self.end.counter(role, counter) - self.begin.counter(role, counter)
 
-    def num_processes(self, role: str) -> int:
-        return sum(process.role == role for process in self.begin.processes)
-
     @property
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds by role, the launcher included."""
@@ -148,11 +145,6 @@ class Window:
             for process in usage.processes:
                 used[process.role] += sign * process.cpu_s
         return dict(used)
-
-    @property
-    def services_cpu_s(self) -> float:
-        """Of all services; the launcher is none."""
-        return sum(seconds for role, seconds in self.cpu_s.items() if role != LAUNCHER)
 
     def phases(self, role: str) -> dict[str, float]:
         """Seconds by phase, as the services report them, summed over the role's processes."""

@@ -1,7 +1,7 @@
 """Reading checkpoints, by whoever wants the weights of a run: the learner that goes on, `eval`, `export`.
 
     checkpoints/000007-step-1234/   tensors.safetensors   weights (`policy/...`), optimiser, RNG
-                                    state.json            counters, spec (JSON, text, hash), configuration
+                                    state.json            counters, the env spec and its hash, configuration
                                     SHA256SUMS            of the two; `sha256sum -c` checks them by hand
 
 The learner writes them (`services.learner.checkpoint`): whole, or not there. No pickle, no torch. Blocking;
@@ -29,7 +29,7 @@ from shoal.spec_json import spec_from_json
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 
 TENSORS, STATE, SUMS = "tensors.safetensors", "state.json", "SHA256SUMS"
 # In front of the names of a policy's weights, among all tensors.
@@ -47,10 +47,7 @@ class StoredCheckpoint:
     path: Path
     tensors: dict[str, np.ndarray]
     progress: dict[str, Any]
-    spec: str
-    spec_hash: str
-    # None of those that were written before specs were kept whole.
-    env_spec: EnvSpec | None
+    env_spec: EnvSpec
     config_yaml: str
 
     def weights(self) -> dict[str, np.ndarray]:
@@ -103,8 +100,6 @@ def read_stored(path: Path) -> StoredCheckpoint:
             path=path,
             tensors=load(files[TENSORS]),
             progress=dict(state["progress"]),
-            spec=str(state["spec"]),
-            spec_hash=str(state["spec_hash"]),
             env_spec=_env_spec(state),
             config_yaml=str(state["config"]),
         )
@@ -122,9 +117,7 @@ def sums_of(files: dict[str, bytes]) -> bytes:
     return "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in files.items()).encode()
 
 
-def _env_spec(state: dict[str, Any]) -> EnvSpec | None:
-    if "env_spec" not in state:
-        return None
+def _env_spec(state: dict[str, Any]) -> EnvSpec:
     spec = spec_from_json(state["env_spec"])
     if spec.hash() != state["spec_hash"]:
         raise ValueError("env_spec and spec_hash are of different specs")

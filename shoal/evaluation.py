@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from shoal.envs.batch import BatchEnv, EnvStep
+from shoal.envs.episodes import EpisodeTracker
 from shoal.records import Episode
 
 _FIGURES = (
@@ -56,23 +57,19 @@ class ScoreBook:
 
     def __init__(self, quotas: np.ndarray) -> None:
         num = len(quotas)
-        self._quotas = quotas
-        self._returns = np.zeros(num, np.float64)
-        self._lengths = np.zeros(num, np.int64)
+        self._tracker = EpisodeTracker(num)
         self._has_played = np.zeros(num, np.bool_)
         self._episodes: list[list[Episode]] = [[] for _ in range(num)]
         self._missing = quotas.copy()
 
     def add(self, shown: EnvStep) -> None:
         """Of every step after the reset."""
-        self._returns += shown.reward
-        self._lengths += 1
-        self._returns[shown.first] = 0.0
-        self._lengths[shown.first] = 0
+        ended = self._tracker.add(shown)
         self._has_played |= ~shown.first
-        for slot in np.flatnonzero(shown.done & (self._missing > 0)):
-            self._missing[slot] -= 1
-            self._episodes[slot].append(Episode(float(self._returns[slot]), int(self._lengths[slot])))
+        for slot, episode in zip(np.flatnonzero(shown.done), ended, strict=True):
+            if self._missing[slot] > 0:
+                self._missing[slot] -= 1
+                self._episodes[slot].append(episode)
 
     @property
     def has_played(self) -> bool:

@@ -1,4 +1,4 @@
-"""The environment's spec as JSON, for files that others read: checkpoints and exported networks.
+"""The environment's spec as JSON: in checkpoints, in exported networks, and from environment workers.
 
 Strict JSON, which has no infinity: an unbounded side of a Box is null. Stateless; any thread.
 """

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from services.actor.episodes import EpisodeTracker
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Part
 from services.actor.metrics import ActorMetrics
@@ -24,6 +23,7 @@ from shoal.clients.inference import ActStream
 from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.config.connections import LimitsSection
 from shoal.envs.batch import EnvStep
+from shoal.envs.episodes import EpisodeTracker
 from shoal.errors import UnavailableError, UserError
 from shoal.records import ACTION, Trajectory
 from shoal.wire import encode_trajectory

@@ -46,15 +46,14 @@ class Checkpoint:
 
     tensors: dict[str, np.ndarray]
     progress: Progress
-    spec: str
-    spec_hash: str
+    env_spec: EnvSpec
     config_yaml: str
 
     def check_spec(self, spec: EnvSpec, path: Path) -> None:
-        if self.spec_hash != spec.hash():
+        if self.env_spec != spec:
             raise CheckpointError(
-                f"the checkpoints in {path} are of another environment: {self.spec}; this run's is "
-                f"{spec.describe()}: use another run.dir"
+                f"the checkpoints in {path} are of another environment: {self.env_spec.describe()}; this "
+                f"run's is {spec.describe()}: use another run.dir"
             )
 
     def check_policy(self, policy: PolicySection, path: Path) -> None:
@@ -107,7 +106,6 @@ class CheckpointStore:
         state = {
             "format": FORMAT,
             "progress": progress,
-            "spec": spec.describe(),
             "spec_hash": spec.hash(),
             "env_spec": spec_to_json(spec),
             "config": config_yaml,
@@ -156,7 +154,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         progress = Progress.from_json(stored.progress)
     except (KeyError, TypeError, ValueError) as error:
         raise not_ours(path, error) from None
-    return Checkpoint(stored.tensors, progress, stored.spec, stored.spec_hash, stored.config_yaml)
+    return Checkpoint(stored.tensors, progress, stored.env_spec, stored.config_yaml)
 
 
 def _remove(path: Path) -> None:

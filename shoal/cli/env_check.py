@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -17,12 +17,13 @@ import numpy as np
 from shoal.cli.say import complain
 from shoal.config.tree import EnvSection
 from shoal.envs.batch import BatchEnv, EnvStep, Slots
+from shoal.envs.episodes import EpisodeTracker
 from shoal.envs.hang import HangWatch
 from shoal.envs.make import Mode, choose_mode, make_batch_env
 from shoal.envs.sources import find_source
 from shoal.envs.wrappers import load_wrappers
 from shoal.errors import UserError
-from shoal.records import ACTION_MASK, ActionSpec, BoxAction, DiscreteAction
+from shoal.records import ACTION_MASK, ActionSpec, BoxAction, DiscreteAction, Episode
 
 # Of the total, from 0 to 1, and what is going on.
 Progress = Callable[[float, str], None]
@@ -128,7 +129,7 @@ def measure(
     chance = np.random.default_rng(seed)
     # The first step may compile something.
     shown = env.step(random_actions(env, env.reset(seed), chance))
-    totals = {policy: _Totals(slots.num) for policy, slots in env.slots.items()}
+    trackers = {policy: EpisodeTracker(slots.num) for policy, slots in env.slots.items()}
     start = told = clock()
     while told - start < seconds or not found.num_calls:
         actions = random_actions(env, shown, chance)
@@ -138,7 +139,7 @@ def measure(
         found.seconds += now - before
         found.num_calls += 1
         for policy, step in shown.items():
-            totals[policy].add(found, step)
+            _note(found, step, trackers[policy].add(step))
         if now - told > TELL_EVERY_S or now - start >= seconds:
             told = now
             tell(min((now - start) / seconds, 1.0))
@@ -171,24 +172,13 @@ def _draw(action: ActionSpec, num: int, mask: np.ndarray | None, chance: np.rand
     return choices[0] if isinstance(action, DiscreteAction) else np.stack(choices, axis=1)
 
 
-class _Totals:
-    """Return and length of the episode under way, per slot of one policy."""
-
-    def __init__(self, num: int) -> None:
-        self._returns = np.zeros(num)
-        self._lengths = np.zeros(num, np.int64)
-
-    def add(self, found: Measurement, step: EnvStep) -> None:
-        took = ~step.first
-        self._returns = np.where(took, self._returns + step.reward, 0.0)
-        self._lengths = np.where(took, self._lengths + 1, 0)
-        found.num_steps += int(np.count_nonzero(took))
-        found.min_reward = min(found.min_reward, float(step.reward.min()))
-        found.max_reward = max(found.max_reward, float(step.reward.max()))
-        if step.done.any():
-            found.num_episodes += int(np.count_nonzero(step.done))
-            found.sum_returns += float(self._returns[step.done].sum())
-            found.sum_lengths += int(self._lengths[step.done].sum())
+def _note(found: Measurement, step: EnvStep, ended: Sequence[Episode]) -> None:
+    found.num_steps += int(np.count_nonzero(~step.first))
+    found.min_reward = min(found.min_reward, float(step.reward.min()))
+    found.max_reward = max(found.max_reward, float(step.reward.max()))
+    found.num_episodes += len(ended)
+    found.sum_returns += sum(episode.episode_return for episode in ended)
+    found.sum_lengths += sum(episode.num_steps for episode in ended)
 
 
 def _largest(shown: Mapping[str, EnvStep]) -> dict[str, float]:

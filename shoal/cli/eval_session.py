@@ -142,8 +142,10 @@ class Session:
         players: dict[str, Player] = {}
         for name, slots in env.slots.items():
             checkpoint = self._saved.checkpoints[name]
-            if slots.spec.hash() != checkpoint.spec_hash:
-                raise _other_env(self._saved.config.env, slots.spec.describe(), checkpoint.spec, name)
+            if slots.spec != checkpoint.env_spec:
+                raise _other_env(
+                    self._saved.config.env, slots.spec.describe(), checkpoint.env_spec.describe(), name
+                )
             policy = trained_policy(self._saved.config.policy, slots.spec, checkpoint.weights())
             players[name] = PolicyPlayer(policy, slots.num, device, self._greedy)
         return players

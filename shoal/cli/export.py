@@ -98,11 +98,6 @@ def _network(saved: SavedRun, policy: str) -> ActingNetwork:
     from shoal.policy.playing import trained_policy
 
     checkpoint = saved.checkpoints[policy]
-    if checkpoint.env_spec is None:
-        raise UserError(
-            f"{checkpoint.path} was written by a release that did not keep the environment's spec: go on "
-            f"with the run (shoal train {saved.root}) until it writes another checkpoint"
-        )
     return ActingNetwork(trained_policy(saved.config.policy, checkpoint.env_spec, checkpoint.weights()))
 
 

@@ -8,7 +8,6 @@ same is put together from Gymnasium's wrapper and those of this file. Used by `s
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from gymnasium.envs.registration import EnvSpec as GymSpec
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
+from shoal.cpus import num_cpus
 from shoal.envs.registry import Source
 from shoal.errors import UserError
 
@@ -63,7 +63,7 @@ def atari_source(gym_spec: GymSpec, kwargs: dict[str, Any]) -> Source:
 
 def num_threads(num_envs: int) -> int:
     """As many as this process may use CPUs; more threads than environments would idle."""
-    return min(len(os.sched_getaffinity(0)), num_envs)
+    return min(num_cpus(), num_envs)
 
 
 class OneFrame(VectorWrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]):

@@ -11,22 +11,21 @@ or the next. A copy whose agents are all gone is reset by the next step.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from shoal.config.tree import EnvSection
 from shoal.envs.agents import ParallelEnv, assign_agents, check_parallel, common_spaces
+from shoal.envs.anew import begin_anew
 from shoal.envs.batch import BatchEnv, EnvStep, Slots
-from shoal.envs.faults import BadValueError, in_words, traceback_once
+from shoal.envs.faults import BadValueError
+from shoal.envs.guard import GuardedEnv
 from shoal.envs.parallel_copy import ParallelCopy
-from shoal.envs.restarts import Restarts, seed_after
+from shoal.envs.restarts import Restarts
 from shoal.envs.spaces import SpaceAdapter
 from shoal.envs.teams import Team
 from shoal.errors import UserError
-
-log = logging.getLogger(__name__)
 
 
 def make_multi_agent_env(
@@ -83,7 +82,8 @@ class MultiAgentEnv:
             seats = {
                 agent: seat for team in self._teams.values() for agent, seat in team.seats(index).items()
             }
-            self._copies.append(ParallelCopy(env, make, env_id, index, seats))
+            guarded = GuardedEnv(env, make, f"environment {env_id!r}, copy {index}")
+            self._copies.append(ParallelCopy(guarded, seats))
         self._restarts = restarts
         self.num_restarts = 0
         # The one that is being stepped: others may ask from another thread.
@@ -91,7 +91,7 @@ class MultiAgentEnv:
 
     def doing(self) -> str:
         """Which copy is being stepped, and where it is. For any thread."""
-        return self._copies[self._at].name
+        return self._copies[self._at].guarded.name
 
     def reset(self, seed: int) -> dict[str, EnvStep]:
         for team in self._teams.values():
@@ -121,7 +121,7 @@ class MultiAgentEnv:
 
     def close(self) -> None:
         for copy in self._copies:
-            copy.close()
+            copy.guarded.close()
 
     def _shown(self) -> dict[str, EnvStep]:
         for team in self._teams.values():
@@ -139,21 +139,13 @@ class MultiAgentEnv:
         """
         copy = self._copies[index]
         self._at = index
-        while True:
-            told = f"{copy.name} {in_words(fault)}"
-            if not copy.has_begun:
-                raise UserError(told) from fault
-            self._restarts.count(told)
+
+        def begin(seed: int) -> None:
             self.num_restarts += 1
-            seed = seed_after(copy.seed, index, self._restarts.num_restarts)
-            traceback = traceback_once(fault, self._restarts)
-            log.warning("%s; starting it again with seed %d", told, seed, exc_info=traceback)
-            try:
-                copy.begin_anew(seed)
-                self._check_finite(index)
-                return
-            except Exception as error:  # it breaks again: the next one is tried, within limits
-                fault = error
+            copy.begin_anew(seed)
+            self._check_finite(index)
+
+        begin_anew(copy.guarded, index, fault, self._restarts, begin)
 
     def _check_finite(self, index: int) -> None:
         for team in self._teams.values():

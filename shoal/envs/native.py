@@ -15,7 +15,6 @@ and nothing is trained on it.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -23,16 +22,15 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from shoal.envs.anew import begin_anew
 from shoal.envs.arrays import to_numpy
 from shoal.envs.batch import EnvStep, Slots
-from shoal.envs.faults import BadValueError, in_words, is_finite, non_finite, traceback_once
-from shoal.envs.restarts import Restarts, seed_after
+from shoal.envs.faults import BadValueError, is_finite, non_finite
+from shoal.envs.restarts import Restarts
 from shoal.envs.slot_log import SlotLog
 from shoal.envs.spaces import MaskSource, SpaceAdapter
 from shoal.errors import UserError
 from shoal.records import DEFAULT_POLICY, Columns
-
-log = logging.getLogger(__name__)
 
 # Info entries with the final observations of a SAME_STEP batch: Gymnasium's name and its former one.
 _FINAL = ("final_obs", "final_observation")
@@ -80,25 +78,28 @@ class NativeEnv:
         self._num = num = batch.num_envs
         self._spaces = SpaceAdapter(batch.single_observation_space, batch.single_action_space, masks, num)
         self._done = np.zeros(num, np.bool_)
-        self._seed = 0
-        self._has_begun = False
+        self.seed = 0
+        self.has_begun = False
         self._steps = 0
         self._slot_log = SlotLog(num)
         self.slots = {DEFAULT_POLICY: Slots(self._spaces.spec(env_id), num)}
         self.num_restarts = 0
 
+    @property
+    def name(self) -> str:
+        """Which batch it is and where it is."""
+        return f"environment {self._env_id!r} (seed {self.seed}, step {self._steps} of the batch)"
+
     def doing(self) -> str:
-        """Which batch it is and where it is. For any thread."""
-        return f"environment {self._env_id!r} (seed {self._seed}, step {self._steps} of the batch)"
+        """For any thread."""
+        return self.name
 
     def reset(self, seed: int) -> dict[str, EnvStep]:
         try:
             begun = self._begin(seed)
         except Exception as e:  # whatever the environment's own code raises
-            if not self._has_begun:
-                raise UserError(f"{self.doing()} {in_words(e)}") from e
             begun = self._begin_anew(e)
-        self._has_begun = True
+        self.has_begun = True
         return begun
 
     def step(self, actions: Mapping[str, np.ndarray]) -> dict[str, EnvStep]:
@@ -124,7 +125,7 @@ class NativeEnv:
                 close()
 
     def _begin(self, seed: int) -> dict[str, EnvStep]:
-        self._seed, self._steps = seed, 0
+        self.seed, self._steps = seed, 0
         self._slot_log = SlotLog(self._num)
         observation, info = self._batch.reset(seed=seed)
         nothing = self._done = np.zeros(self._num, np.bool_)
@@ -190,23 +191,14 @@ class NativeEnv:
 
     def _begin_anew(self, fault: Exception) -> dict[str, EnvStep]:
         """Another batch instead of the broken one; all slots begin an episode."""
-        while True:
-            told = f"{self.doing()} {in_words(fault)}"
-            self._restarts.count(told)
+
+        def begin(seed: int) -> dict[str, EnvStep]:
             self.num_restarts += 1
-            seed = seed_after(self._seed, 0, self._restarts.num_restarts)
-            once = traceback_once(fault, self._restarts)
-            log.warning("%s; starting the batch again with seed %d", told, seed, exc_info=once)
             self.close()
-            try:
-                self._batch = self._make()
-                begun = self._begin(seed)
-            except UserError:
-                raise
-            except Exception as e:  # it breaks again: the next one is tried, within limits
-                fault = e
-                continue
-            return begun
+            self._batch = self._make()
+            return self._begin(seed)
+
+        return begin_anew(self, 0, fault, self._restarts, begin, "the batch")
 
 
 def _is_same_step(batch: Batch) -> bool:

@@ -1,74 +1,47 @@
-"""One copy of a multi-agent environment: who is there, who comes and goes, and where it is when it breaks.
+"""One copy of a multi-agent environment: who is there, and who comes and goes.
 
-Used by `shoal.envs.multi_agent`. The environment's own code runs only in here, in the thread of the caller.
+Used by `shoal.envs.multi_agent`, in the thread of the caller.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from shoal.envs.agents import Agent, ParallelEnv
+from shoal.envs.agents import Agent
 from shoal.envs.faults import BadValueError
+from shoal.envs.guard import GuardedEnv
 from shoal.envs.teams import Seat
 
 _NO_INFO: Mapping[str, Any] = {}
 
 
 class ParallelCopy:
-    """An environment with its seed, episode and step, that shows its agents in their seats."""
+    """An environment that shows its agents in their seats."""
 
-    def __init__(
-        self,
-        env: ParallelEnv,
-        make: Callable[[], ParallelEnv],
-        env_id: str,
-        index: int,
-        seats: Mapping[Agent, Seat],
-    ) -> None:
-        """`env` was made by `make`, which makes another one if it breaks."""
-        self._env = env
-        self._make = make
-        self._env_id = env_id
-        self._index = index
+    def __init__(self, guarded: GuardedEnv, seats: Mapping[Agent, Seat]) -> None:
+        self.guarded = guarded
         self._seats = seats
         # All agents are gone: the next step is to begin an episode.
         self.is_over = False
-        self.has_begun = False
-        self.seed = self.episode = self.step_of_episode = 0
-
-    @property
-    def name(self) -> str:
-        """Which one it is and where it is: enough to get there again."""
-        where = f"seed {self.seed}, episode {self.episode}, step {self.step_of_episode}"
-        return f"environment {self._env_id!r}, copy {self._index} ({where})"
 
     def begin(self, seed: int) -> None:
         """Shows the start of the first episode with this seed."""
-        self.seed, self.episode, self.step_of_episode = seed, 1, 0
-        self._show_start(*self._env.reset(seed=seed))
+        self._show_start(*self.guarded.begin(seed))
 
     def begin_episode(self) -> None:
         """Shows the start of the next episode."""
-        self.has_begun = True
-        self.episode += 1
-        self.step_of_episode = 0
-        self._show_start(*self._env.reset())
+        self._show_start(*self.guarded.begin_episode())
 
     def begin_anew(self, seed: int) -> None:
         """Shows the start of another environment, as this one broke."""
-        self.close()
-        self._env = self._make()
-        self.begin(seed)
+        self._show_start(*self.guarded.begin_anew(seed))
 
     def step(self) -> None:
         """Takes the actions of those who are there, and shows what came of it."""
-        self.has_begun = True
-        self.step_of_episode += 1
-        env, seats = self._env, self._seats
-        observations, rewards, terminated, truncated, infos = env.step(
-            {agent: seats[agent].action for agent in env.agents}
+        seats = self._seats
+        observations, rewards, terminated, truncated, infos = self.guarded.step(
+            {agent: seats[agent].action for agent in self.guarded.env.agents}
         )
         there = self._agents_there()
         try:
@@ -89,10 +62,6 @@ class ParallelCopy:
         # Some environments keep agents on their list that are at their end.
         self.is_over = all(terminated.get(agent) or truncated.get(agent) for agent in there)
 
-    def close(self) -> None:
-        with contextlib.suppress(Exception):  # it may be what broke
-            self._env.close()
-
     def _show_start(self, observations: Mapping[Agent, Any], infos: Mapping[Agent, Any]) -> None:
         there = self._agents_there()
         try:
@@ -108,7 +77,7 @@ class ParallelCopy:
         self.is_over = not there
 
     def _agents_there(self) -> set[Agent]:
-        there = set(self._env.agents)
+        there = set(self.guarded.env.agents)
         if not there <= self._seats.keys():
             strangers = ", ".join(repr(agent) for agent in there - self._seats.keys())
             raise BadValueError(f"has agents that are not among its possible_agents: {strangers}")

@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from shoal.envs.anew import begin_anew
 from shoal.envs.batch import EnvStep, Slots
 from shoal.envs.faults import BadValueError, is_finite, non_finite
 from shoal.envs.guard import GuardedEnv
@@ -44,7 +45,8 @@ class SyncEnv:
                     f"{env.observation_space} and {env.action_space}"
                 )
         self._spaces = SpaceAdapter(observation_space, action_space, masks, num)
-        self._envs = [GuardedEnv(env, make, env_id, restarts) for env in envs]
+        self._envs = [GuardedEnv(env, make, f"environment {env_id!r}") for env in envs]
+        self._restarts = restarts
         self._columns = self._spaces.empty()
         self._reward = np.zeros(num, np.float32)
         self._done = np.zeros(num, np.bool_)
@@ -122,17 +124,15 @@ class SyncEnv:
     def _begin_anew(self, row: int, fault: Exception) -> None:
         """Puts the first observation of another environment in the row, one without fault."""
         self._at = row
-        while True:
+        env = self._envs[row]
+
+        def begin(seed: int) -> None:
             self.num_restarts += 1
-            try:
-                observation, info = self._envs[row].begin_anew(fault)
-                self._spaces.write(self._columns, row, observation, info)
-                self._check_row(row)
-                break
-            except UserError:
-                raise
-            except Exception as e:  # it breaks again: the next one is tried, within limits
-                fault = e
+            observation, info = env.begin_anew(seed)
+            self._spaces.write(self._columns, row, observation, info)
+            self._check_row(row)
+
+        begin_anew(env, 0, fault, self._restarts, begin)
         self._reward[row] = 0
 
     def _check_row(self, row: int) -> None:

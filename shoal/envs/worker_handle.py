@@ -16,7 +16,16 @@ from multiprocessing import reduction
 
 from shoal.envs.batch import Slots
 from shoal.envs.shared_columns import Rows
-from shoal.envs.worker_process import CLOSE, RESET, STEP, MakePart, run_worker
+from shoal.envs.worker_process import (
+    CLOSE,
+    RESET,
+    STEP,
+    MakePart,
+    decode_slots,
+    encode_rows,
+    encode_slots,
+    run_worker,
+)
 
 # What is killed is gone at once, unless the kernel is busy with it.
 _KILL_TIMEOUT_S = 2.0
@@ -67,14 +76,14 @@ class Worker:
     def receive_slots(self) -> dict[str, Slots] | str:
         """They come with its first reply. If it dies before: how, in words that continue a sentence."""
         try:
-            slots: dict[str, Slots] = self.conn.recv()
+            return decode_slots(self.conn.recv_bytes())
         except (EOFError, OSError):
             return self.death()
-        return slots
 
     def attach(self, fd: int, slots: Mapping[str, Slots], rows: Mapping[str, Rows]) -> None:
         with contextlib.suppress(ConnectionError):
-            self.conn.send((dict(slots), dict(rows)))
+            self.conn.send_bytes(encode_slots(slots))
+            self.conn.send_bytes(encode_rows(rows))
             assert self.process.pid is not None
             reduction.send_handle(self.conn, fd, self.process.pid)
 

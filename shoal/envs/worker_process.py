@@ -1,8 +1,8 @@
 """What runs inside an environment worker: its part of the environments, stepped when the actor says so.
 
 `run_worker` is the main function of the processes that `shoal.envs.workers` starts; it ends when it is told
-to or when the actor is gone. Commands and replies are a few bytes on a pipe, everything else is in memory
-that both have mapped (`shoal.envs.shared_columns`). Single-threaded.
+to or when the actor is gone. Commands and replies are a few bytes on a pipe, JSON where they say more, and
+everything else is in memory that both have mapped (`shoal.envs.shared_columns`). Single-threaded.
 
 The order: the worker makes its part and says so, with its slots; the actor answers with the block and the
 worker's rows; from then on each `RESET` and `STEP` gets one reply. A reply is empty unless there is
@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from shoal.envs.batch import BatchEnv, EnvStep, Slots
 from shoal.envs.shared_columns import Rows, map_block
 from shoal.errors import UserError
+from shoal.spec_json import spec_from_json, spec_to_json
 
 # A step is the empty command, as its reply is the empty reply.
 STEP = b""
@@ -64,6 +65,26 @@ class Report:
         return Report(**json.loads(data))
 
 
+def encode_slots(slots: Mapping[str, Slots]) -> bytes:
+    return json.dumps(
+        {policy: {"spec": spec_to_json(one.spec), "num": one.num} for policy, one in slots.items()}
+    ).encode()
+
+
+def decode_slots(data: bytes) -> dict[str, Slots]:
+    return {
+        policy: Slots(spec_from_json(one["spec"]), one["num"]) for policy, one in json.loads(data).items()
+    }
+
+
+def encode_rows(rows: Mapping[str, Rows]) -> bytes:
+    return json.dumps({policy: asdict(one) for policy, one in rows.items()}).encode()
+
+
+def decode_rows(data: bytes) -> dict[str, Rows]:
+    return {policy: Rows(**one) for policy, one in json.loads(data).items()}
+
+
 def run_worker(conn: Connection, make_part: MakePart, num_envs: int) -> None:
     """Makes the part and serves it until the end."""
     _leave_the_group()
@@ -77,7 +98,7 @@ def run_worker(conn: Connection, make_part: MakePart, num_envs: int) -> None:
     # However the actor ends, its end of the pipe is closed.
     with contextlib.suppress(EOFError, ConnectionError), contextlib.closing(part):
         conn.send_bytes(Report(part.num_restarts, log.take()).encode())
-        conn.send(dict(part.slots))
+        conn.send_bytes(encode_slots(part.slots))
         _Server(conn, part, log).run()
 
 
@@ -89,9 +110,7 @@ class _Server:
         self._part = part
         self._log = log
         self._num_restarts = part.num_restarts
-        slots: dict[str, Slots]
-        rows: dict[str, Rows]
-        slots, rows = conn.recv()
+        slots, rows = decode_slots(conn.recv_bytes()), decode_rows(conn.recv_bytes())
         fd = reduction.recv_handle(conn)
         try:
             whole = map_block(fd, slots)

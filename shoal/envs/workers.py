@@ -19,6 +19,7 @@ from itertools import accumulate
 import numpy as np
 
 from shoal.config.tree import EnvSection
+from shoal.cpus import num_cpus
 from shoal.envs.batch import BatchEnv, EnvStep, Slots
 from shoal.envs.restarts import Restarts, seed_after
 from shoal.envs.shared_columns import Rows, SlotArrays, create_block, map_block
@@ -64,7 +65,7 @@ class WorkerEnv:
         self._restarts = restarts
         self.num_restarts = 0
         self._start_timeout_s = max(_START_TIMEOUT_S, section.step_timeout_s)
-        self._shares = _shares(num_envs, section.workers or _num_cpus())
+        self._shares = _shares(num_envs, section.workers or num_cpus())
         self._workers: list[Worker] = []
         self._seed = 0
         self._rows: list[dict[str, Rows]] = []
@@ -248,9 +249,3 @@ def _shares(num_envs: int, max_workers: int) -> list[tuple[int, int]]:
     num_workers = min(num_envs, max_workers)
     ends = [num_envs * (index + 1) // num_workers for index in range(num_workers)]
     return [(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def _num_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
+from shoal.cpus import num_cpus
 from shoal.errors import UserError
 
 
@@ -33,4 +32,4 @@ def cpu_threads(setting: int, share: int = 1) -> int:
     The half is divided among `share` threads that compute side by side; each gets at least one. The other
     half is for everything else on the machine: environments, decompression, gRPC.
     """
-    return setting or max(1, len(os.sched_getaffinity(0)) // 2 // share)
+    return setting or max(1, num_cpus() // 2 // share)

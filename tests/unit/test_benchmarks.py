@@ -147,7 +147,6 @@ def test_a_window_is_what_happened_between_two_looks() -> None:
     assert window.seconds == 10.0
     assert window.trained_rate == 200.0, "the policies of a learner are added up"
     assert window.cpu_s == {"launcher": 0.5, "learner": 6.0, "inference": 4.0}
-    assert window.services_cpu_s == 10.0, "the launcher is no service"
     assert window.phases("learner") == {"train": 5.0}
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.actor.episodes import EpisodeTracker
 from services.actor.unroll import UnrollBuilder
 from shoal.clients.inference import ActReply, ActWelcome
 from shoal.config.tree import EnvSection
+from shoal.envs.episodes import EpisodeTracker
 from shoal.envs.make import make_batch_env
 from shoal.records import DEFAULT_POLICY, ArraySpec, Columns, DiscreteAction, EnvSpec, Episode, Trajectory
 from tests.unit.envs import counting

@@ -14,7 +14,6 @@ from shoal.cli.app import run
 from shoal.policy import export_check
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec
 from tests.unit.cli.saved_runs import config_of, save_run
-from tests.unit.core.test_checkpoint import edit_state
 
 SPEC = EnvSpec("Far-v0", (ArraySpec("observation", "float32", (2,)),), DiscreteAction(3))
 # No such environment is installed: none is needed.
@@ -139,14 +138,6 @@ def test_what_differs_is_not_left_behind(
     path.write_text("of before")
     refusal(capsys, root, "--out", str(path), code=1)
     assert path.read_text() == "of before"
-
-
-def test_a_checkpoint_of_an_older_release(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = save(tmp_path)
-    edit_state(Path(root) / "checkpoints" / "000002-step-9", env_spec=None)
-    text = refusal(capsys, root, "--out", str(tmp_path / "x.pt2"))
-    assert "did not keep the environment's spec" in text
-    assert f"shoal train {root}" in text
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime", "onnxscript"])

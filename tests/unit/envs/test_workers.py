@@ -21,10 +21,11 @@ import psutil
 import pytest
 
 from shoal.config.tree import EnvSection
+from shoal.cpus import num_cpus
 from shoal.envs import workers as workers_module
 from shoal.envs.batch import BatchEnv, EnvStep
 from shoal.envs.worker_handle import Worker
-from shoal.envs.workers import WorkerEnv, _num_cpus, _shares, make_worker_env
+from shoal.envs.workers import WorkerEnv, _shares, make_worker_env
 from shoal.errors import ShoalError, SpecMismatchError, UserError
 from tests.unit.envs import parts
 
@@ -122,7 +123,7 @@ def test_environments_are_shared_out_evenly_over_no_more_workers_than_there_are(
     assert _shares(7, 3) == [(0, 2), (2, 2), (4, 3)]
     assert _shares(2, 8) == [(0, 1), (1, 1)]
     assert _shares(6, 1) == [(0, 6)]
-    assert _num_cpus() == len(os.sched_getaffinity(0))
+    assert num_cpus() == len(os.sched_getaffinity(0))
 
 
 def test_a_worker_that_hangs_is_killed_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
         assert found.tensors[name].dtype == array.dtype
     assert found.progress.learner_steps == 5
     assert list(found.progress.episodes) == [Episode(5.0, 3), Episode(0.1, 4)]
-    assert found.spec_hash == SPEC.hash()
+    assert found.env_spec == SPEC
     assert found.config_yaml == "run:\n  seed: 1\n"
     found.check_spec(SPEC, store.path)
 
@@ -115,7 +115,7 @@ def test_another_spec_is_refused_with_both(tmp_path: Path) -> None:
 
 
 def with_config(config_yaml: str) -> Checkpoint:
-    return Checkpoint({}, Progress(), SPEC.describe(), SPEC.hash(), config_yaml)
+    return Checkpoint({}, Progress(), SPEC, config_yaml)
 
 
 def test_the_policy_section_is_compared_by_value(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from services.actor.episodes import EpisodeTracker
 from shoal.envs.batch import EnvStep
+from shoal.envs.episodes import EpisodeTracker
 from shoal.records import Episode
 
 

@@ -1,7 +1,8 @@
-"""Returns and lengths of the episodes of one group of environments.
+"""Returns and lengths of the episodes of a batch of environments.
 
-Owned by one group and used on the event loop only. A step costs one addition over E environments,
-however many episodes end later: starts are remembered as step numbers instead of counting every step.
+Used by whoever steps them: actors, `shoal eval`, `shoal envs check`. One thread at a time. A step costs one
+addition over E environments, however many episodes end later: starts are remembered as step numbers, not
+counted step by step.
 """
 
 from __future__ import annotations
