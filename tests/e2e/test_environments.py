@@ -75,8 +75,9 @@ def check_ledger(
     actor, learner = config["actor"], config["learner"]
     group_steps = slots_per_env * actor["envs"] // actor["groups"] * actor["unroll_length"]
     batch_steps = learner["batch_envs"] * actor["unroll_length"]
-    # The queue, what the learner asked for ahead, what waited for room in the queue; and its batches.
-    most_items = config["replay"]["tables"]["train"]["max_items"] + 3 + actor["groups"]
+    # The queue, what the learner asked for ahead, what waited for room in the queue; and its batches. How
+    # much waited is the actor's own count: it goes on for as long as the others take to stop.
+    most_items = config["replay"]["tables"]["train"]["max_items"] + 3 + num_unacked
     under_way = most_items * group_steps + 4 * batch_steps
     print(
         f"{policy}: {handed_over} steps handed over in {num_acked} + {num_unacked} trajectories, "
