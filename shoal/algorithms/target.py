@@ -1,0 +1,39 @@
+"""Target networks: copies that hold still, or follow slowly, while the networks they were copied from learn.
+
+A part of the algorithm that owns it, so that checkpoints hold it too. Training thread.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class Target(nn.Module, Generic[ModuleT]):
+    """A copy of `source` without gradients, in `module`."""
+
+    module: ModuleT
+
+    def __init__(self, source: ModuleT) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(source).requires_grad_(False)
+
+    @torch.no_grad()
+    def copy_from(self, source: ModuleT) -> None:
+        """The same as `source` from now on."""
+        torch._foreach_copy_(_floats(self.module), _floats(source))
+
+    @torch.no_grad()
+    def follow(self, source: ModuleT, rate: float) -> None:
+        """`rate` (tau) of the way to `source`."""
+        torch._foreach_lerp_(_floats(self.module), _floats(source), rate)
+
+
+def _floats(module: nn.Module) -> list[Tensor]:
+    """Everything that is learned or measured, buffers such as running statistics too."""
+    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
