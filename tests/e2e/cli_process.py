@@ -48,7 +48,6 @@ class ShoalProcess:
                 stdout=out if stdout is None else stdout,
                 stderr=err,
                 process_group=0,
-                preexec_fn=_heed_signals,
             )
 
     @property
@@ -113,11 +112,6 @@ class ShoalProcess:
         """No process, no socket directory. Ending is not instant: waits for it."""
         self.until(lambda: not self.running(), "end of all processes")
         self.until(lambda: not any(self.sockets.iterdir()), "removal of the socket directory")
-
-
-def _heed_signals() -> None:
-    """Tests that run in the background of a script have inherited that SIGINT is ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

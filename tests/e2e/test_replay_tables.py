@@ -21,7 +21,7 @@ from tests.e2e.cli_process import shoal
 pytestmark = pytest.mark.timeout(360)
 
 STEPS = 80_000
-# Few enough that both shards have to drop some.
+# Few enough that some have to be dropped.
 MAX_ITEMS = 256
 
 
@@ -85,9 +85,10 @@ def test_impala_from_sequences_over_two_shards(tmp_path: Path, unrolls: int) -> 
             stats.num_items + stats.num_sampled_out + stats.num_evicted + stats.num_rejected
         )
         assert (stats.num_rejected, stats.num_corrupt, stats.degraded) == (0, 0, "")
-        assert stats.num_items == MAX_ITEMS
-        assert stats.num_evicted > 0
+        # Streams of sequences stay where they are, and move if a shard is slow: they may share one shard.
+        assert stats.num_items == min(stats.num_inserted, MAX_ITEMS)
         check_ratio(table, config.actor.envs, stats)
+    assert sum(stats.num_evicted for stats in ledgers) > 0
     num_samples = sum(stats.num_samples for stats in ledgers)
     num_inserted = sum(stats.num_inserted for stats in ledgers)
     trained = result["learner_steps"] * config.learner.batch_envs
