@@ -87,14 +87,20 @@ class FailingLayer(Disk):
         super().__init__(tmp_path, table, rig=f"disk:{self._says}")
 
     def begin(self) -> None:
-        self._says.write_text("read-only")
+        self._say("read-only")
 
     def slow_down(self, seconds: float) -> None:
         """Each write takes as long."""
-        self._says.write_text(f"slow {seconds}")
+        self._say(f"slow {seconds}")
 
     def end(self) -> None:
         self._says.unlink()
+
+    def _say(self, order: str) -> None:
+        """As a whole or not at all: the shard reads it while we write."""
+        draft = self._says.with_suffix(".draft")
+        draft.write_text(order)
+        draft.replace(self._says)
 
 
 DISKS: dict[str, Callable[[Path, dict[str, object]], Disk]] = {

@@ -281,7 +281,10 @@ def test_a_disk_that_hangs_holds_up_no_sample_for_long(
         files.may_read.set()
         sampled = await table.sample(8, 1 << 20, 30.0)
         assert len(sampled.items) == 8
-        assert store.degraded == ""
+        # The reads that nobody waits for any more end in their own time.
+        async with asyncio.timeout(30.0):
+            while store.degraded:
+                await asyncio.sleep(0.001)
 
     asyncio.run(main())
     store.close()
