@@ -37,6 +37,8 @@ from shoal.metrics import Clock
 from shoal.policy.network import Policy, build_policy
 from shoal.records import DEFAULT_POLICY, Columns, EnvSpec, WeightsSnapshot
 
+_DRAINING = "the inference server is shutting down: dial another replica"
+
 
 @dataclass(frozen=True)
 class _Model:
@@ -83,6 +85,8 @@ class Engine:
         self._version = -1
         metrics.policy_version.labels(name).set(-1)
         self._sessions: dict[int, Session] = {}
+        # Requests that wait for a version.
+        self._held: dict[Request, int] = {}
         self._num_slots = 0
         self._seats = seats or Seats(config.max_envs)
         self._num_threads = num_threads
@@ -97,9 +101,11 @@ class Engine:
         await asyncio.shield(self._crash)
 
     def drain(self) -> None:
-        """No new sessions from now on; those that wait for weights are told so. Open ones go on."""
+        """No new sessions from now on; whoever waits for weights is told so. Other open ones go on."""
         self._draining = True
         self._settle("")
+        for request in self._held:
+            request.session.fail(_DRAINING)
 
     async def close(self) -> None:
         """Ends the model thread after its current batch; whoever still waits gets UnavailableError."""
@@ -121,7 +127,7 @@ class Engine:
         model = await self._adopt(hello.spec)
         refusal = "" if self._draining else await asyncio.shield(model.verdict)
         if self._draining:
-            raise UnavailableError("the inference server is shutting down: dial another replica")
+            raise UnavailableError(_DRAINING)
         if refusal:
             raise SpecMismatchError(refusal)
         model.weights.check_exploration(bool(hello.epsilon), hello.noise > 0)
@@ -133,7 +139,12 @@ class Engine:
         return number, ActWelcome(self._config.id, self._version, weights.outputs, weights.state)
 
     async def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> ActReply:
         state = self._sessions.get(session)
         if state is None or self._closed:
@@ -147,14 +158,18 @@ class Engine:
             raise
         request = Request(state, observation, first, starts_unroll, self._clock())
         state.waiter = self._loop.create_future()
-        self._batcher.submit(request)
         try:
+            if min_version <= self._version:
+                self._batcher.submit(request)
+            else:
+                self._hold(request, min_version)
             return await state.waiter
         except asyncio.CancelledError:
             request.abandoned = True
             raise
         finally:
             state.waiter = None
+            self._held.pop(request, None)
 
     def disconnect(self, session: int) -> None:
         state = self._sessions.pop(session, None)
@@ -201,7 +216,23 @@ class Engine:
             self._metrics.policy_version.labels(self.name).set(snapshot.version)
             self._version = snapshot.version
             self._settle("")
+            self._submit_held()
             return True
+
+    # Steps of synchronous actors, which must not be answered before there are newer weights.
+
+    def _hold(self, request: Request, min_version: int) -> None:
+        if self._draining:
+            raise UnavailableError(_DRAINING)
+        self._held[request] = min_version
+
+    def _submit_held(self) -> None:
+        for request, min_version in list(self._held.items()):
+            if min_version <= self._version:
+                del self._held[request]
+                # Latencies and queues are of the server: waiting for the learner is neither.
+                request.submitted_s = self._clock()
+                self._batcher.submit(request)
 
     async def _adopt(self, spec: EnvSpec) -> _Model:
         async with self._adopting:

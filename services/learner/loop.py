@@ -20,6 +20,7 @@ from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
+from shoal.config.algorithms import is_synchronous
 from shoal.metrics import Clock
 from shoal.records import EnvSpec
 
@@ -44,6 +45,7 @@ class TrainingLoop:
         clock: Clock = time.monotonic,
     ) -> None:
         self._config = config
+        self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
         self._trainer = resumed.trainer
         self._progress = resumed.progress
@@ -126,6 +128,8 @@ class TrainingLoop:
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
+            if self._is_synchronous:
+                self._ring.refuse_older_than(self._progress.policy_version)
             self._publisher.publish(self._progress.policy_version, weights)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:

@@ -23,6 +23,7 @@ COUNTERS = {
     "env_steps": "Environment steps trained on by this process.",
     "episodes": "Finished episodes in trained trajectories.",
     "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "outdated_steps": "Environment steps that synchronous training left out: a newer version was there.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
@@ -135,6 +136,7 @@ class PolicyMetrics:
         self.env_steps = counter("env_steps")
         self.episodes = counter("episodes")
         self.trajectories_dropped = counter("trajectories_dropped")
+        self.outdated_steps = counter("outdated_steps")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")

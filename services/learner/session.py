@@ -129,7 +129,9 @@ async def _prepare(
         settings.batch_envs,
     )
     # One is trained on while the others are filled or wait.
-    ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
+    ring = BatchRing(
+        make_slots(layout, device, settings.prefetch_batches + 1), parts.metrics.outdated_steps.inc
+    )
     prefetcher = Prefetcher(
         source,
         layout,

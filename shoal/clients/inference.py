@@ -67,9 +67,12 @@ class ActStream(Protocol):
     @property
     def welcome(self) -> ActWelcome: ...
 
-    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
-        """Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
+    async def act(
+        self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
+    ) -> ActReply:
+        """Waits until the server has weights of `min_version` or newer ones.
 
+        Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
         Any error, and a cancellation, ends the stream: open a new one. The outputs may be read-only.
         """
         ...
@@ -97,9 +100,17 @@ class InferenceBackend(Protocol):
         ...
 
     async def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> ActReply:
-        """One call at a time per session. The arrays must not change until it returns."""
+        """One call at a time per session. The arrays must not change until it returns.
+
+        The answer is of weights of `min_version` or newer: until there are some, it waits.
+        """
         ...
 
     def disconnect(self, session: int) -> None:

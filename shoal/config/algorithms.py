@@ -203,3 +203,8 @@ AnyAlgorithm = Annotated[
     ImpalaConfig | PpoConfig | AppoConfig | ApexConfig | R2d2Config | SacConfig | Td3Config,
     Field(discriminator="name"),
 ]
+
+
+def is_synchronous(algorithm: AnyAlgorithm) -> bool:
+    """Whether actors wait for the newest version, and the learner trains on nothing else."""
+    return isinstance(algorithm, PpoConfig) and algorithm.synchronous
