@@ -18,11 +18,12 @@ import torch
 
 from services.inference.batcher import Batcher, Request
 from services.inference.compiling import compile_now, compiled
+from services.inference.held import HeldSteps
 from services.inference.hot_swap import HotSwap
 from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
 from services.inference.seats import Seats
-from services.inference.session import Session, choice_of
+from services.inference.session import Session, choice_of, max_wait_of
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
 from shoal.config.network import PolicySection
 from shoal.config.tree import InferenceSection
@@ -85,8 +86,7 @@ class Engine:
         self._version = -1
         metrics.policy_version.labels(name).set(-1)
         self._sessions: dict[int, Session] = {}
-        # Requests that wait for a version.
-        self._held: dict[Request, int] = {}
+        self._held = HeldSteps(self._batcher.submit, clock)
         self._num_slots = 0
         self._seats = seats or Seats(config.max_envs)
         self._num_threads = num_threads
@@ -104,8 +104,7 @@ class Engine:
         """No new sessions from now on; whoever waits for weights is told so. Other open ones go on."""
         self._draining = True
         self._settle("")
-        for request in self._held:
-            request.session.fail(_DRAINING)
+        self._held.refuse(_DRAINING)
 
     async def close(self) -> None:
         """Ends the model thread after its current batch; whoever still waits gets UnavailableError."""
@@ -131,7 +130,8 @@ class Engine:
         if refusal:
             raise SpecMismatchError(refusal)
         model.weights.check_exploration(bool(hello.epsilon), hello.noise > 0)
-        session = Session(model.spec, hello.num_envs, choice_of(hello, self._device))
+        choice = choice_of(hello, self._device)
+        session = Session(model.spec, hello.num_envs, choice, max_wait_of(hello))
         number = self._seats.take(hello.num_envs)
         self._sessions[number] = session
         self._count_slots(hello.num_envs)
@@ -162,14 +162,14 @@ class Engine:
             if min_version <= self._version:
                 self._batcher.submit(request)
             else:
-                self._hold(request, min_version)
+                self._held.hold(request, min_version)
             return await state.waiter
         except asyncio.CancelledError:
             request.abandoned = True
             raise
         finally:
             state.waiter = None
-            self._held.pop(request, None)
+            self._held.forget(request)
 
     def disconnect(self, session: int) -> None:
         state = self._sessions.pop(session, None)
@@ -216,23 +216,8 @@ class Engine:
             self._metrics.policy_version.labels(self.name).set(snapshot.version)
             self._version = snapshot.version
             self._settle("")
-            self._submit_held()
+            self._held.reached(snapshot.version)
             return True
-
-    # Steps of synchronous actors, which must not be answered before there are newer weights.
-
-    def _hold(self, request: Request, min_version: int) -> None:
-        if self._draining:
-            raise UnavailableError(_DRAINING)
-        self._held[request] = min_version
-
-    def _submit_held(self) -> None:
-        for request, min_version in list(self._held.items()):
-            if min_version <= self._version:
-                del self._held[request]
-                # Latencies and queues are of the server: waiting for the learner is neither.
-                request.submitted_s = self._clock()
-                self._batcher.submit(request)
 
     async def _adopt(self, spec: EnvSpec) -> _Model:
         async with self._adopting:

@@ -131,6 +131,7 @@ def _hello_from_proto(request: pb.ActRequest) -> ActHello:
         policy=hello.policy,
         epsilon=tuple(hello.epsilon),
         noise=hello.noise,
+        max_wait_s=hello.max_wait_s,
     )
 
 

@@ -29,6 +29,8 @@ class ActHello:
     epsilon: tuple[float, ...] = ()
     # Deviation of the noise on the actions of a deterministic policy, in half widths of their bounds.
     noise: float = 0.0
+    # Longest wait of a step for its `min_version` (s), then the newest weights will do; 0: no limit.
+    max_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class ActStream(Protocol):
     async def act(
         self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
     ) -> ActReply:
-        """Waits until the server has weights of `min_version` or newer ones.
+        """Waits until the server has weights of `min_version` or newer, or the `max_wait_s` of the hello.
 
         Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
         Any error, and a cancellation, ends the stream: open a new one. The outputs may be read-only.
@@ -109,7 +111,7 @@ class InferenceBackend(Protocol):
     ) -> ActReply:
         """One call at a time per session. The arrays must not change until it returns.
 
-        The answer is of weights of `min_version` or newer: until there are some, it waits.
+        It waits until there are weights of `min_version` or newer, or the `max_wait_s` of the hello.
         """
         ...
 

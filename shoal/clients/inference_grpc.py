@@ -166,6 +166,7 @@ def _hello_to_proto(hello: ActHello) -> pb.ActRequest:
             policy=hello.policy,
             epsilon=hello.epsilon,
             noise=hello.noise,
+            max_wait_s=hello.max_wait_s,
         )
     )
 

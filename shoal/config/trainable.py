@@ -54,8 +54,8 @@ def _check_batch(config: Config) -> None:
     if batch_envs % config.actor.envs:
         raise ConfigError(
             f"config key 'learner.batch_envs': {batch_envs} is no multiple of actor.envs "
-            f"({config.actor.envs}). Synchronous actors wait until a batch of unrolls is trained on; it holds "
-            "those of all environments: set it to actor.envs x actors, or algorithm.synchronous to false"
+            f"({config.actor.envs}). Synchronous actors wait until a batch is trained on, and that holds the "
+            "unrolls of all of them: set it to actor.envs x actors, or algorithm.synchronous to false"
         )
     if config.learner.publish_every != 1:
         raise ConfigError(
