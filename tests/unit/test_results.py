@@ -1,4 +1,4 @@
-"""`scripts/results.py`: what it makes of run directories, and that the page agrees with the files beside it."""
+"""`scripts/results.py`: what it makes of run directories; and the page agrees with the files beside it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_runs_become_figures_a_curve_and_a_row(tmp_path: Path) -> None:
     picture = xml.etree.ElementTree.parse(results / "ppo_cartpole.svg").getroot()
     curves = [element for element in picture.iter() if element.tag.endswith("polyline")]
     assert len(curves) == 2
-    assert page.startswith("before\n") and page.endswith("after\n") and "old" not in page
+    assert page.startswith("before\n")
+    assert page.endswith("after\n")
+    assert "old" not in page
     assert "| ppo_cartpole | CartPole-v1 | ppo | >= 475 within 300,000 |" in page
     assert "1: 470.0 (3,000; 2 min)<br>2: 490.5 (4,000; 2 min)" in page
 
