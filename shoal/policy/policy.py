@@ -77,6 +77,14 @@ class Policy(nn.Module, ABC):
     def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
         """One step as of greedy rows, with no randomness in it: what is exported."""
 
+    @torch.no_grad()
+    def state_after(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What is remembered after all rows [S, B, ...] of an unroll; `state` is the one before row 0."""
+        seen = self.frames.unroll(observation, first_SB, state)
+        return {**self.trunk.state_after(seen, first_SB, state), **self.frames.state_after(seen)}
+
     @abstractmethod
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         """Raises UserError for a kind of exploration that this policy cannot add."""
