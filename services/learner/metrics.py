@@ -22,7 +22,10 @@ COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
     "env_steps": "Environment steps trained on by this process.",
     "episodes": "Finished episodes in trained trajectories.",
-    "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "trajectories_dropped": "Trajectories or transitions that did not fit the configuration; see the log.",
+    "priorities_updated": "New priorities that the table has taken.",
+    "priorities_gone": "New priorities of items that the table had dropped.",
+    "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
@@ -135,6 +138,9 @@ class PolicyMetrics:
         self.env_steps = counter("env_steps")
         self.episodes = counter("episodes")
         self.trajectories_dropped = counter("trajectories_dropped")
+        self.priorities_updated = counter("priorities_updated")
+        self.priorities_gone = counter("priorities_gone")
+        self.priorities_dropped = counter("priorities_dropped")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
