@@ -74,7 +74,7 @@ class ClippedSection(ActorCriticSection):
     target_kl: float | None = Field(
         None,
         gt=0,
-        description="No more passes over a batch once the policy has moved this far (KL divergence).",
+        description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
     )
     normalise_advantages: bool = Field(True, description="Advantages of each part get mean 0, deviation 1.")
 
@@ -96,6 +96,10 @@ class AppoConfig(ClippedSection):
     """Asynchronous PPO: PPO's clipped objective with V-trace targets, on data of older policies."""
 
     name: Literal["appo"] = Field("appo", description="The algorithm.")
+    epochs: int = Field(2, ge=1, le=1000, description="Passes over each batch.")
+    minibatches: int = Field(
+        2, ge=1, le=1 << 16, description="Parts of a batch, an optimiser step each; split by environments."
+    )
     trace_lambda: float = Field(1.0, ge=0, le=1, description="Lambda that scales the trace coefficients c.")
     rho_clip: float = Field(1.0, gt=0, description="Clip of the importance weights rho.")
     c_clip: float = Field(1.0, gt=0, description="Clip of the trace weights c.")
