@@ -65,7 +65,7 @@ class TwinQPolicy(Policy):
         action_SB: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """[S, B] of each critic, for actions [S, B, *shape]; `state` is the policy's before row 0."""
-        stacks = self.frames.unroll(observation, first_SB, state)
+        stacks = self._seen(observation, first_SB, state)
         unit_SBD = self.bounds.to_unit(action_SB)
         one, two = (critic(stacks, first_SB, unit_SBD) for critic in self.critics)
         return one, two
