@@ -41,7 +41,9 @@ class AlgorithmSection(Section):
         False, description="Rewards become sign(r) log(1 + |r|), before they are clipped and scaled."
     )
     normalise_returns: bool = Field(
-        False, description="Rewards are divided by the running deviation of discounted returns."
+        False,
+        description="Rewards are divided by the running root mean square of discounted returns, before they "
+        "are scaled, and then clipped to +-10.",
     )
 
 
