@@ -19,6 +19,7 @@ from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.saver import CheckpointSaver
+from services.learner.schedule import LearningRate
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
@@ -59,6 +60,7 @@ class TrainingLoop:
         self._priorities = priorities
         self._clock = clock
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
+        self._rate = LearningRate(config, ring.length)
         self._epoch = clock()
 
     def stop(self) -> None:
@@ -72,6 +74,8 @@ class TrainingLoop:
         saver = CheckpointSaver(
             self._store, self._spec, to_yaml(self._config), self._metrics, self._progress.learner_steps
         )
+        log.info("%s%s", self._metrics.log_label, self._rate.describe())
+        self._metrics.effective_batch.set(self._rate.batch.num_steps)
         try:
             self._publish()
             reason = self._train(saver)
@@ -115,7 +119,8 @@ class TrainingLoop:
 
     def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag]:
         with self._metrics.phases.measure("train"):
-            outcome = self._trainer.step(slot.on_device())
+            factor = self._rate.factor(self._progress.env_steps)
+            outcome = self._trainer.step(slot.on_device(), factor)
         if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
             self._priorities.after_step(slot.refs, outcome.priority_B)
         if not self._progress.learner_steps:
