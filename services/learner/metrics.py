@@ -22,6 +22,9 @@ COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
     "env_steps": "Environment steps trained on by this process.",
     "episodes": "Finished episodes in trained trajectories.",
+    "stale_steps": "Environment steps that count for nothing: they are older than learner.max_policy_lag.",
+    "stale_batches": "Batches that were not trained on because all of their unrolls are too old.",
+    "rollbacks": "Times that training went back to a checkpoint because a guard asked for it.",
     "trajectories_dropped": "Trajectories or transitions that did not fit the configuration; see the log.",
     "priorities_updated": "New priorities that the table has taken.",
     "priorities_gone": "New priorities of items that the table had dropped.",
@@ -113,6 +116,18 @@ class LearnerMetrics:
             ["policy", "name"],
             registry=registry,
         )
+        self.guard_active = Gauge(
+            "shoal_learner_guard_active",
+            "1 while the guard warns; `docs/guards.md` says what each looks for.",
+            ["policy", "guard"],
+            registry=registry,
+        )
+        self.guard_fired = Counter(
+            "shoal_learner_guard_fired",
+            "Times that the guard was raised.",
+            ["policy", "guard"],
+            registry=registry,
+        )
         self.policy_lag = LagHistogram(registry)
 
     def of(self, policy: str) -> PolicyMetrics:
@@ -139,6 +154,9 @@ class PolicyMetrics:
         self.steps = counter("steps")
         self.env_steps = counter("env_steps")
         self.episodes = counter("episodes")
+        self.stale_steps = counter("stale_steps")
+        self.stale_batches = counter("stale_batches")
+        self.rollbacks = counter("rollbacks")
         self.trajectories_dropped = counter("trajectories_dropped")
         self.priorities_updated = counter("priorities_updated")
         self.priorities_gone = counter("priorities_gone")
@@ -163,6 +181,12 @@ class PolicyMetrics:
 
     def algorithm(self, name: str) -> Gauge:
         return self._metrics.algorithm.labels(self.policy, name)
+
+    def guard_active(self, guard: str) -> Gauge:
+        return self._metrics.guard_active.labels(self.policy, guard)
+
+    def guard_fired(self, guard: str) -> Counter:
+        return self._metrics.guard_fired.labels(self.policy, guard)
 
     def observe_lag(self, counts_by_lag: np.ndarray) -> None:
         """`counts_by_lag[i]` transitions were i versions behind."""
