@@ -159,6 +159,7 @@ class BatchSlot:
     def __init__(self, layout: BatchLayout, device: torch.device) -> None:
         self._device = device
         self._size = layout.batch_envs
+        self.length = layout.unroll_length
         pinned = device.type == "cuda"
         rows = (layout.unroll_length + 1, layout.batch_envs)
         shapes = [(spec, (*rows, *spec.shape)) for spec in layout.columns()]

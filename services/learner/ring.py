@@ -34,6 +34,8 @@ class BatchRing:
         self._free: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._ready: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._closed = False
+        # T of the items of its batches.
+        self.length = slots[0].length
         for slot in slots:
             self._free.put(slot)
 

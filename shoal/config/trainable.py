@@ -36,6 +36,12 @@ def check_trainable(config: Config) -> None:
             f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
             f"{config.policy.kind!r}: set it to {trained}, or leave it out"
         )
+    schedule = config.algorithm.learning_rate_schedule
+    if schedule != "constant" and config.stop.steps is None:
+        raise ConfigError(
+            f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
+            "is not set: set it, or the schedule to constant"
+        )
     replay_tables(config)
     _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
