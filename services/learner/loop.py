@@ -1,7 +1,8 @@
 """The training loop, in a thread of its own.
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
-checkpoint and the result. Talks to the event loop only through the ring and the publisher.
+checkpoint and the result. Talks to the event loop only through the ring, the publisher and what takes the
+priorities back.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from services.learner.batches import BatchSlot
 from services.learner.guards import GuardError, Guards, RollBack
 from services.learner.parts import Parts
+from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
@@ -44,8 +46,10 @@ class TrainingLoop:
         ring: BatchRing,
         parts: Parts,
         summaries: Summaries,
+        priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
         self._spec = spec
         self._trainer = resumed.trainer
@@ -55,6 +59,7 @@ class TrainingLoop:
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
+        self._priorities = priorities
         self._clock = clock
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
@@ -137,6 +142,8 @@ class TrainingLoop:
                 return None
             with self._metrics.phases.measure("train"):
                 outcome = self._trainer.step(fresh.batch)
+            if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
+                self._priorities.after_step(slot.refs, outcome.priority_B)
             if not self._progress.learner_steps:
                 log.info("%sfirst batch trained", self._metrics.log_label)
             lag = Lag.of(self._progress.policy_version, slot.versions())

@@ -25,7 +25,10 @@ COUNTERS = {
     "stale_steps": "Environment steps that count for nothing: they are older than learner.max_policy_lag.",
     "stale_batches": "Batches that were not trained on because all of their unrolls are too old.",
     "rollbacks": "Times that training went back to a checkpoint because a guard asked for it.",
-    "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "trajectories_dropped": "Trajectories or transitions that did not fit the configuration; see the log.",
+    "priorities_updated": "New priorities that the table has taken.",
+    "priorities_gone": "New priorities of items that the table had dropped.",
+    "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
@@ -153,6 +156,9 @@ class PolicyMetrics:
         self.stale_batches = counter("stale_batches")
         self.rollbacks = counter("rollbacks")
         self.trajectories_dropped = counter("trajectories_dropped")
+        self.priorities_updated = counter("priorities_updated")
+        self.priorities_gone = counter("priorities_gone")
+        self.priorities_dropped = counter("priorities_dropped")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
