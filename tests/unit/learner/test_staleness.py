@@ -46,6 +46,15 @@ def test_autoreset_steps_are_not_counted() -> None:
     assert fresh.num_stale == LENGTH - 1
 
 
+def test_columns_that_were_not_filled_do_not_count() -> None:
+    slot = slot_of(aged([0] * NUM_ENVS))
+    slot.num_filled = 2
+    assert leave_out_stale(slot, newest_version=10, max_lag=5).batch is None
+    slot = slot_of(aged([10, 10, *[0] * (NUM_ENVS - 2)]))
+    slot.num_filled = 2
+    assert leave_out_stale(slot, newest_version=10, max_lag=5).num_stale == 0
+
+
 def test_without_a_limit_nothing_is_too_old() -> None:
     fresh = leave_out_stale(slot_of(aged([0] * NUM_ENVS)), newest_version=1000, max_lag=None)
     assert fresh.batch is not None
