@@ -2,20 +2,24 @@
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
 checkpoint and the result. Talks to the event loop only through the ring and the publisher.
+Of several learners all go the same way, step by step; the chief alone publishes and saves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 
 from services.learner.batches import BatchSlot
 from services.learner.parts import Parts
+from services.learner.peers import Alone, Peers
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
+from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
@@ -40,8 +44,9 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries,
+        summaries: Summaries | None,
         clock: Clock = time.monotonic,
+        peers: Peers | None = None,
     ) -> None:
         self._config = config
         self._spec = spec
@@ -53,6 +58,7 @@ class TrainingLoop:
         self._store = parts.store
         self._metrics = parts.metrics
         self._clock = clock
+        self._peers = peers or Alone()
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._epoch = clock()
 
@@ -82,11 +88,11 @@ class TrainingLoop:
         next_checkpoint = self._clock() + settings.checkpoint_every_s
         last: tuple[StepOutcome, Lag] | None = None
         while (reason := progress.reason_to_stop(self._config.stop)) is None:
-            slot = self._take_batch()
-            if slot is None:
+            taken = self._take_batch()
+            if taken is None:
                 reason = "stopped"
                 break
-            last = self._step(slot)
+            last = self._step(*taken)
             if progress.learner_steps % settings.publish_every == 0:
                 self._publish()
             self._reporter.step(progress, *last)
@@ -97,24 +103,34 @@ class TrainingLoop:
             self._reporter.report(progress, *last)
         return reason
 
-    def _take_batch(self) -> BatchSlot | None:
-        """The next batch, or None when the learner is to stop."""
+    def _take_batch(self) -> tuple[BatchSlot, Round] | None:
+        """The next batch, once all learners have one; None when one of them is to stop."""
+        slot: BatchSlot | None = None
         while True:
             with self._metrics.phases.measure("wait"):
-                try:
-                    slot = self._ring.take_ready(_WAIT_SLICE_S)
-                except RingClosed:
-                    return None
-            if slot is not None:
-                return slot
+                with contextlib.suppress(RingClosed):
+                    slot = slot or self._ring.take_ready(_WAIT_SLICE_S)
+                agreed = self._hold_round(slot)
+            if agreed.is_stopping:
+                return None
+            if slot is not None and agreed.is_complete:
+                return slot, agreed
 
-    def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag]:
+    def _hold_round(self, slot: BatchSlot | None) -> Round:
+        is_stopping, version = self._ring.is_closed, self._progress.policy_version
+        if slot is None:
+            return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
+        told = Told(is_stopping, True, slot.num_transitions, version, len(slot.episodes))
+        return hold_round(self._peers, told, slot.episodes)
+
+    def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag]:
+        self._progress.policy_version = agreed.policy_version
         with self._metrics.phases.measure("train"):
             outcome = self._trainer.step(slot.on_device())
         if not self._progress.learner_steps:
             log.info("%sfirst batch trained", self._metrics.log_label)
         lag = Lag.of(self._progress.policy_version, slot.versions())
-        self._progress.count_batch(slot.num_transitions, slot.episodes)
+        self._progress.count_batch(agreed.num_transitions, agreed.episodes)
         self._metrics.steps.inc()
         self._metrics.env_steps.inc(slot.num_transitions)
         self._metrics.episodes.inc(len(slot.episodes))
@@ -123,6 +139,8 @@ class TrainingLoop:
         return outcome, lag
 
     def _publish(self) -> None:
+        if self._peers.rank != 0:
+            return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
@@ -130,6 +148,8 @@ class TrainingLoop:
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
+        if self._peers.rank != 0:
+            return
         saver.save(self._trainer.state(), self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:

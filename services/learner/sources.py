@@ -15,6 +15,7 @@ from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
+from shoal.config.ranks import Ranks
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
 
@@ -31,8 +32,8 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-def make_source(config: Config, place: PolicyPlace) -> Source:
-    """The source for the table that a policy is trained from."""
+def make_source(config: Config, place: PolicyPlace, ranks: Ranks) -> Source:
+    """The source for the table that a policy is trained from; of several learners each has its own."""
     shards = AddressBook(config.addresses.replay, config.rpc)
     settings = config.learner
 
@@ -46,9 +47,9 @@ def make_source(config: Config, place: PolicyPlace) -> Source:
             shards,
             connect,
             place.table,
-            settings.batch_envs,
+            ranks.share(settings.batch_envs),
             config.rpc,
-            np.random.default_rng(policy_seed(config, place.name)),
+            np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
             prefetch_batches=settings.prefetch_batches,
         )
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.learner.optimiser import Adam, FlatParameters
+from services.learner.peers import Alone, Peers, joined
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
@@ -47,9 +48,17 @@ class StepOutcome:
 class Trainer:
     """Trains with an algorithm that is already on its device."""
 
-    def __init__(self, algorithm: Algorithm[Any], max_grad_norm: float, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        max_grad_norm: float,
+        accumulate: int = 1,
+        peers: Peers | None = None,
+    ) -> None:
         """`accumulate`: parts whose gradients are added up before a step."""
         self._algorithm = algorithm
+        self._peers = peers or Alone()
+        algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
         self._flat = FlatParameters(algorithm, algorithm.group_of)
@@ -73,7 +82,7 @@ class Trainer:
         """One step of the optimiser."""
         gradient = self._flat.grad
         gradient.zero_()
-        output = self._backward(batch)
+        output = joined(self._peers, gradient, self._backward(batch))
         groups = output.groups or tuple(self._flat.groups)
         norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
         # The one place where a step waits for the device.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from shoal.config.algorithms import ReplayedSection
 from shoal.config.policies import replay_tables
+from shoal.config.ranks import check_shareable
 from shoal.config.tables import AnyTable, SampledTable, TransitionTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -36,6 +37,7 @@ def check_trainable(config: Config) -> None:
             f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
             f"{config.policy.kind!r}: set it to {trained}, or leave it out"
         )
+    check_shareable(config, config.launch.learners)
     replay_tables(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
 

@@ -11,6 +11,7 @@ from services.learner.session import item_length
 from services.learner.sources import BatchSource, QueueSource, Source, make_source
 from shoal.config import Config, load_config
 from shoal.config.policies import policy_places
+from shoal.config.ranks import Ranks
 from shoal.records import Item, Life
 
 ITEMS = tuple(Item(key, Life("actor", "run"), key, (b"data",)) for key in range(3))
@@ -34,7 +35,7 @@ def test_the_table_decides(table: str, source: type[Source], length: int) -> Non
     assert item_length(config, place.table) == length
 
     async def check() -> None:
-        made = make_source(config, place)
+        made = make_source(config, place, Ranks())
         assert type(made) is source
         await made.close()
 
