@@ -20,7 +20,7 @@ LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
-    "env_steps": "Environment steps trained on by this process.",
+    "env_steps": "Environment steps that came to this process, stale ones too.",
     "episodes": "Finished episodes in trained trajectories.",
     "stale_steps": "Environment steps that count for nothing: they are older than learner.max_policy_lag.",
     "stale_batches": "Batches that were not trained on because all of their unrolls are too old.",

@@ -34,7 +34,6 @@ class Progress:
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def count_batch(self, num_transitions: int, episodes: Iterable[Episode]) -> None:
-        self.learner_steps += 1
         self.env_steps += num_transitions
         for episode in episodes:
             self.num_episodes += 1

@@ -24,7 +24,10 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(self, metrics: PolicyMetrics, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
+    def __init__(
+        self, metrics: PolicyMetrics, summaries: Summaries | None, ring: BatchRing, clock: Clock
+    ) -> None:
+        """Without `summaries` there are no curves."""
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring
@@ -104,4 +107,5 @@ class Reporter:
         self._last_summary = now
         self._env_steps_then = progress.env_steps
         self._learner_steps_then = progress.learner_steps
-        self._summaries.add(progress.env_steps, scalars)
+        if self._summaries is not None:
+            self._summaries.add(progress.env_steps, scalars)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from shoal.config.algorithms import ClippedSection, ReplayedSection, is_synchronous
 from shoal.config.policies import replay_tables
+from shoal.config.ranks import check_shareable
 from shoal.config.tables import AnyTable, SampledTable, TransitionTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -42,6 +43,7 @@ def check_trainable(config: Config) -> None:
             f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
             "is not set: set it, or the schedule to constant"
         )
+    check_shareable(config, config.launch.learners)
     replay_tables(config)
     _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)

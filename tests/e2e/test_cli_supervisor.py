@@ -74,7 +74,8 @@ class Scene:
         time_limit_s: float | None,
     ) -> Outcome:
         specs = [
-            Script(role, 0, self.sockets / f"{role}.json", (), code) for role, code in self._scripts.items()
+            Script(role, 0, self.sockets / f"{role}.json", (), code=code)
+            for role, code in self._scripts.items()
         ]
         supervisor = Supervisor(
             specs,

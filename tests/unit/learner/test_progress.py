@@ -43,7 +43,6 @@ def test_steps_are_environment_steps() -> None:
     assert progress.reason_to_stop(stop) is None
     progress.count_batch(1, [])
     assert progress.reason_to_stop(stop) == "steps"
-    assert progress.learner_steps == 2
     assert progress.reason_to_stop(StopSection()) is None
 
 
