@@ -48,7 +48,7 @@ def test_autoreset_steps_are_not_counted() -> None:
 def test_columns_that_were_not_filled_do_not_count() -> None:
     slot = slot_of(aged([0] * NUM_ENVS))
     slot.num_filled = 2
-    assert leave_out_stale(slot, newest_version=10, max_lag=5).num_stale == slot.num_transitions
+    assert leave_out_stale(slot, newest_version=10, max_lag=5).num_stale == 2 * LENGTH - 1
     slot = slot_of(aged([10, 10, *[0] * (NUM_ENVS - 2)]))
     slot.num_filled = 2
     assert leave_out_stale(slot, newest_version=10, max_lag=5).num_stale == 0
