@@ -12,8 +12,11 @@ from shoal.errors import InvalidArgumentError
 from shoal.n_step import n_step
 from shoal.records import (
     ACTION_MASK,
+    DISCOUNT,
     FIRST,
     INITIAL,
+    NEXT,
+    NUM_STEPS,
     OBSERVATION,
     REWARD,
     TERMINATED,
@@ -21,10 +24,6 @@ from shoal.records import (
     Columns,
     Trajectory,
 )
-
-DISCOUNT = "discount"
-NUM_STEPS = "num_steps"
-NEXT = "next_"
 
 
 def build_transitions(

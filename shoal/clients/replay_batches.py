@@ -135,9 +135,12 @@ class BatchSampler:
         and as `next` does; the UserError of a shard that refuses them, such as a table without priorities,
         comes with the next call.
         """
+        self.send_priorities(sampled.refs if isinstance(sampled, SampledBatch) else sampled, priorities)
+
+    def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
+        """What `update_priorities` does, as a callback of the event loop."""
         if self._failure is not None:
             raise fresh(self._failure)
-        refs = sampled.refs if isinstance(sampled, SampledBatch) else sampled
         values = as_numbers(priorities)
         if values.shape != (len(refs),):
             raise InvalidArgumentError(

@@ -44,6 +44,10 @@ class ItemRefs:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def take(self, index: np.ndarray) -> ItemRefs:
+        """Of some of the items."""
+        return ItemRefs(self.sources, self.where[index], self.keys[index])
+
 
 @dataclass(frozen=True)
 class SampledBatch:

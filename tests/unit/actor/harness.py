@@ -83,6 +83,7 @@ class Harness:
         limits: LimitsSection = DEFAULT_LIMITS,
         unrolls: int | None = None,
         priorities: FirstPriorities | None = None,
+        synchronous: bool = False,
     ) -> None:
         self.replicas = replicas
         self.sink = Collected()
@@ -117,6 +118,7 @@ class Harness:
             index=INDEX,
             unrolls=unrolls,
             priorities=priorities,
+            synchronous=synchronous,
         )
         self.task = asyncio.create_task(self.group.run())
 
@@ -148,6 +150,7 @@ def run(
     limits: LimitsSection = DEFAULT_LIMITS,
     unrolls: int | None = None,
     priorities: FirstPriorities | None = None,
+    synchronous: bool = False,
     prepare: Callable[[Replicas], None] = lambda _: None,
 ) -> None:
     async def body() -> None:
@@ -160,6 +163,7 @@ def run(
             limits=limits,
             unrolls=unrolls,
             priorities=priorities,
+            synchronous=synchronous,
         )
         try:
             await test(harness)
