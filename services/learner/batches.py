@@ -265,6 +265,11 @@ class BatchSlot:
             torch.cuda.current_stream(self._device).wait_stream(self._side_stream)
         return self._batch
 
+    @property
+    def oldest_version(self) -> int:
+        """Of all steps that are in it; there must be some."""
+        return int(self.arrays[POLICY_VERSION][:-1, : self.num_filled].min())
+
     def versions(self) -> np.ndarray:
         """Policy version of every transition, [num_transitions]."""
         versions = self.arrays[POLICY_VERSION][:-1, : self.num_filled]

@@ -25,6 +25,7 @@ from services.learner.staleness import leave_out_stale
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
+from shoal.config.algorithms import is_synchronous
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
 from shoal.records import EnvSpec
@@ -52,6 +53,7 @@ class TrainingLoop:
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
+        self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
         self._trainer = resumed.trainer
         self._progress = resumed.progress
@@ -189,6 +191,8 @@ class TrainingLoop:
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
+            if self._is_synchronous:
+                self._ring.refuse_older_than(self._progress.policy_version)
             self._publisher.publish(self._progress.policy_version, weights)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:

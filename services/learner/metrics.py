@@ -29,6 +29,7 @@ COUNTERS = {
     "priorities_updated": "New priorities that the table has taken.",
     "priorities_gone": "New priorities of items that the table had dropped.",
     "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
+    "outdated_steps": "Environment steps that synchronous training left out: a newer version was there.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
@@ -161,6 +162,7 @@ class PolicyMetrics:
         self.priorities_updated = counter("priorities_updated")
         self.priorities_gone = counter("priorities_gone")
         self.priorities_dropped = counter("priorities_dropped")
+        self.outdated_steps = counter("outdated_steps")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")

@@ -50,6 +50,8 @@ class Sample:
     phases: PhaseSeconds = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
     policies: PolicyFigures = field(default_factory=dict)
+    # Guards of the learner that warn at this moment; of several policies as `policy: guard`.
+    guards: list[str] = field(default_factory=list)
 
 
 def with_result(sample: Sample, result: Mapping[str, Any]) -> Sample:

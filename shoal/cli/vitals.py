@@ -122,6 +122,7 @@ class Vitals:
             phases={role: dict(phases) for role, phases in self._phases.items()},
             load=dict(sorted(self._load.items())),
             policies=self._policies(gauges) if len(steps) > 1 else {},
+            guards=gauges.guards(name_policies=len(steps) > 1),
         )
 
     def _policies(self, gauges: _Gauges) -> PolicyFigures:
@@ -182,6 +183,16 @@ class _Gauges:
     def learning(self) -> list[str]:
         """Policies that are trained. Before its first batch one waits for the run to start, not for data."""
         return [policy for policy, steps in self.by_policy("shoal_learner_env_steps_total").items() if steps]
+
+    def guards(self, *, name_policies: bool) -> list[str]:
+        """Those that warn."""
+        active = {
+            (policy_of(labels), label(labels, "guard") or "")
+            for reading in self._readings
+            for labels, value in reading.metrics.get("shoal_learner_guard_active", {}).items()
+            if value
+        }
+        return [f"{policy}: {guard}" if name_policies else guard for policy, guard in sorted(active)]
 
     def training_returns(self) -> dict[str, float]:
         """By policy; the gauge shows 0 as long as there is no episode."""

@@ -180,6 +180,13 @@ def test_a_plain_line_tells_policies_apart() -> None:
     assert "  return red -3.2, blue -  loss red 0.0123, blue -  steps 1,234,567  " in line
 
 
+def test_guards_that_warn_are_shown_as_long_as_they_do() -> None:
+    warned = replace(SAMPLE, guards=["entropy_collapse", "memory_growth"])
+    assert plain_line(warned, children()).endswith("  up 4/4  guards entropy_collapse, memory_growth")
+    assert "guards: entropy_collapse, memory_growth" in draw(warned, children(), {})
+    assert "guards" not in draw(SAMPLE, children(), {})
+
+
 def test_clock() -> None:
     assert [figures.clock(s) for s in (0, 59.9, 60, 3600, 36_061)] == [
         "0:00",

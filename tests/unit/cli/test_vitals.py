@@ -205,6 +205,18 @@ def test_a_resumed_session_goes_on_from_the_last_one() -> None:
     assert (sample.env_steps, sample.num_restarts) == (900, 3)
 
 
+def guard(policy: str, name: str, active: int) -> str:
+    return f'shoal_learner_guard_active{{guard="{name}",policy="{policy}"}} {active}\n'
+
+
+def test_guards_that_warn() -> None:
+    alone = of_policy("policy", 5) + guard("policy", "non_finite", 0) + guard("policy", "memory_growth", 1)
+    assert Vitals().update(1.0, [learner_of(alone)], 0).guards == ["memory_growth"]
+    two = learner_of(of_policy("red", 5), of_policy("blue", 5), guard("red", "value_explosion", 1))
+    assert Vitals().update(1.0, [two], 0).guards == ["red: value_explosion"]
+    assert Vitals().update(1.0, [learner(5)], 0).guards == []
+
+
 def test_every_metric_name_exists_in_a_service() -> None:
     """A renamed metric would only show as a dash on the screen."""
     source = "".join(path.read_text() for path in ROOT.glob("services/*/metrics.py"))
