@@ -20,10 +20,12 @@ from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.saver import CheckpointSaver
+from services.learner.schedule import LearningRate
 from services.learner.staleness import leave_out_stale
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
+from shoal.config.algorithms import is_synchronous
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
 from shoal.records import EnvSpec
@@ -51,6 +53,7 @@ class TrainingLoop:
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
+        self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
         self._trainer = resumed.trainer
         self._progress = resumed.progress
@@ -62,6 +65,7 @@ class TrainingLoop:
         self._priorities = priorities
         self._clock = clock
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
+        self._rate = LearningRate(config, ring.length)
         self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
         self._epoch = clock()
 
@@ -76,6 +80,8 @@ class TrainingLoop:
         saver = CheckpointSaver(
             self._store, self._spec, to_yaml(self._config), self._metrics, self._progress.learner_steps
         )
+        log.info("%s%s", self._metrics.log_label, self._rate.describe())
+        self._metrics.effective_batch.set(self._rate.batch.num_steps)
         try:
             self._publish()
             if self._guards.may_roll_back and not self._progress.learner_steps:
@@ -141,7 +147,7 @@ class TrainingLoop:
                 self._metrics.stale_batches.inc()
                 return None
             with self._metrics.phases.measure("train"):
-                outcome = self._trainer.step(fresh.batch)
+                outcome = self._trainer.step(fresh.batch, self._rate.factor(self._progress.env_steps))
             if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
                 self._priorities.after_step(slot.refs, outcome.priority_B)
             if not self._progress.learner_steps:
@@ -185,6 +191,8 @@ class TrainingLoop:
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
+            if self._is_synchronous:
+                self._ring.refuse_older_than(self._progress.policy_version)
             self._publisher.publish(self._progress.policy_version, weights)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:

@@ -29,6 +29,7 @@ COUNTERS = {
     "priorities_updated": "New priorities that the table has taken.",
     "priorities_gone": "New priorities of items that the table had dropped.",
     "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
+    "outdated_steps": "Environment steps that synchronous training left out: a newer version was there.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
@@ -39,6 +40,8 @@ GAUGES = {
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
     "loss": "The loss of the last step.",
     "grad_norm": "Norm of the gradient of the last step, before clipping.",
+    "learning_rate": "Adam's step size at the last step, with schedule and scaling.",
+    "effective_batch_steps": "Environment steps that one step of the optimiser averages over.",
     "policy_version": "Newest published policy version.",
     "policy_lag_mean": "Mean policy lag of the last batch, in versions.",
     "policy_lag_p95": "95th percentile of the last batch's lag, in versions.",
@@ -159,6 +162,7 @@ class PolicyMetrics:
         self.priorities_updated = counter("priorities_updated")
         self.priorities_gone = counter("priorities_gone")
         self.priorities_dropped = counter("priorities_dropped")
+        self.outdated_steps = counter("outdated_steps")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
@@ -167,6 +171,8 @@ class PolicyMetrics:
         self.episode_length_mean = gauge("episode_length_mean_steps")
         self.loss = gauge("loss")
         self.grad_norm = gauge("grad_norm")
+        self.learning_rate = gauge("learning_rate")
+        self.effective_batch = gauge("effective_batch_steps")
         self.policy_version = gauge("policy_version")
         self.policy_lag_mean = gauge("policy_lag_mean")
         self.policy_lag_p95 = gauge("policy_lag_p95")

@@ -41,6 +41,8 @@ class StepOutcome:
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
+    # Adam's, of the first group.
+    learning_rate: float
     # New priorities of the batch's items, if the algorithm makes some.
     priority_B: Tensor | None = None
 
@@ -113,7 +115,8 @@ class Trainer:
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
         self._optimiser.step(groups, learning_rate_factor)
-        return StepOutcome(loss, grad_norm, output.metrics, output.priority_B)
+        learning_rate = self._algorithm.learning_rate(groups[0]) * learning_rate_factor
+        return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
 
     def _backward(self, batch: Batch) -> LossOutput:
         """The loss of a batch; its gradient lands in the vector."""
@@ -244,6 +247,7 @@ def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:
         loss=sum(outcome.loss for outcome in outcomes) / len(outcomes),
         grad_norm=sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
         metrics=metrics,
+        learning_rate=outcomes[0].learning_rate,
     )
 
 

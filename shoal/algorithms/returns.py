@@ -53,7 +53,7 @@ class ReturnScale(nn.Module):
 
     def mean_square(self) -> Tensor:
         """E[G^2]."""
-        sum_1, sum_2, rest_1, rest_2, joint = self.means
+        sum_1, sum_2, rest_1, rest_2, joint = self.means.unbind()
         mean = sum_1 / (1.0 - rest_1).clamp(min=_MIN_REST)
         return ((sum_2 + 2.0 * joint * mean) / (1.0 - rest_2).clamp(min=_MIN_REST)).clamp(min=0.0)
 

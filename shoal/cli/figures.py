@@ -75,6 +75,12 @@ def policy_lag(sample: Sample) -> str:
     return UNKNOWN if sample.policy_lag is None else f"{sample.policy_lag:.1f}"
 
 
+def trained(sample: Sample) -> str:
+    """With the effective batch, where there is room for it."""
+    batch = f", {sample.effective_batch:,} at a time" if sample.effective_batch else ""
+    return f"{per_second(sample.trained_steps_per_s)}{batch}"
+
+
 def work(child: Child, rates: dict[str, float]) -> str:
     rate = rates.get(child.name)
     return UNKNOWN if rate is None else f"{rounded(rate)} {WORK[child.spec.role][1]}/s"

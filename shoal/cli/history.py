@@ -44,6 +44,7 @@ class Sample:
     replay_fill: float | None = None
     policy_lag: float | None = None
     policy_version: int | None = None
+    effective_batch: int | None = None
     num_restarts: int = 0
     # Both grow over the whole run: seconds by role and phase, and the work that each process has done.
     phases: PhaseSeconds = field(default_factory=dict)

@@ -18,7 +18,7 @@ from shoal.cli.requirements import require
 from shoal.cli.run_dir import RunDir, default_root
 from shoal.cli.session import run_session
 from shoal.config import Config, load_config
-from shoal.config.trainable import check_trainable
+from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import UserError
 
 
@@ -75,6 +75,7 @@ def train(
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(target, [*given, *(set_ or [])])
     check_trainable(config)
+    check_launched(config)
     _check_run_dir(config, resume)
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")

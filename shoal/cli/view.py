@@ -143,7 +143,7 @@ class LiveView:
             ("return", f"[bold]{figures.episode_return(sample)}[/]{target}"),
             ("env steps", figures.env_steps(sample)),
             ("collected", figures.per_second(sample.env_steps_per_s)),
-            ("trained", figures.per_second(sample.trained_steps_per_s)),
+            ("trained", figures.trained(sample)),
         ]
         right = [
             ("learner waiting", figures.percent(sample.learner_waiting)),

@@ -97,6 +97,7 @@ class Vitals:
             "shoal_inference_request_latency_seconds_count",
         )
         versions = gauges.by_policy("shoal_learner_policy_version")
+        batches = gauges.by_policy("shoal_learner_effective_batch_steps")
         returns, evaluations = gauges.training_returns(), gauges.evaluation_returns()
         return Sample(
             time_s=round(time_s, 3),
@@ -116,6 +117,7 @@ class Vitals:
                 "learner", "shoal_learner_policy_lag_versions_sum", "shoal_learner_policy_lag_versions_count"
             ),
             policy_version=int(max(versions.values())) if versions else None,
+            effective_batch=int(max(batches.values())) if batches else None,
             num_restarts=self._before.num_restarts + num_restarts,
             phases={role: dict(phases) for role, phases in self._phases.items()},
             load=dict(sorted(self._load.items())),

@@ -92,6 +92,13 @@ class PpoConfig(ClippedSection):
     synchronous: bool = Field(
         True, description="Actors wait for the newest version before each unroll: all data are on-policy."
     )
+    max_wait_s: float = Field(
+        10.0,
+        gt=0,
+        le=86_400,
+        description="Longest such wait (s). Then the actor acts on with the newest version there is, so that "
+        "an unroll that was lost with a replay shard is not waited for for ever.",
+    )
 
 
 class AppoConfig(ClippedSection):
@@ -207,3 +214,13 @@ AnyAlgorithm = Annotated[
     ImpalaConfig | PpoConfig | AppoConfig | ApexConfig | R2d2Config | SacConfig | Td3Config,
     Field(discriminator="name"),
 ]
+
+
+def is_synchronous(algorithm: AnyAlgorithm) -> bool:
+    """Whether actors wait for the newest version, and the learner trains on nothing else."""
+    return isinstance(algorithm, PpoConfig) and algorithm.synchronous
+
+
+def max_wait_s(algorithm: AnyAlgorithm) -> float:
+    """Of a synchronous actor for the newest version; 0 for others, which never wait."""
+    return algorithm.max_wait_s if isinstance(algorithm, PpoConfig) and algorithm.synchronous else 0.0

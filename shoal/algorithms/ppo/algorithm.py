@@ -1,4 +1,4 @@
-"""PPO as the learner sees it: hyperparameters bound to its targets, its loss and a policy. Training thread."""
+"""PPO as the learner sees it: hyperparameters bound to its targets, loss and a policy. Training thread."""
 
 from __future__ import annotations
 

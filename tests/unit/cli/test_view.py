@@ -22,6 +22,7 @@ SAMPLE = Sample(
     time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0,
     trained_steps_per_s=208_111.0, learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25,
     replay_items=3, replay_fill=0.1875, policy_lag=1.44, policy_version=812, num_restarts=2,
+    effective_batch=1280,
 )  # fmt: skip
 
 
@@ -137,8 +138,8 @@ def test_live_screen_has_every_figure() -> None:
     screen = draw(SAMPLE, children(), {"actor-0": 210_456.0, "inference-0": 5e5}, "replay-0: [slow] queue")
     for expected in (
         "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %",
-        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s",
-        "500k rows/s", "replay-0: [slow] queue",
+        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "208k/s, 1,280 at a time", "actor-0",
+        "210k steps/s", "500k rows/s", "replay-0: [slow] queue",
     ):  # fmt: skip
         assert expected in screen
 

@@ -52,6 +52,7 @@ def of_policy(
         f"shoal_learner_policy_lag_versions_sum{only} {lag * steps}\n"
         f"shoal_learner_policy_lag_versions_count{only} {steps}\n"
         f"shoal_learner_policy_version{only} {version}\n"
+        f"shoal_learner_effective_batch_steps{only} 1280\n"
         f'shoal_learner_phase_seconds_total{{phase="wait",policy="{policy}"}} {wait_s}\n'
         f'shoal_learner_phase_seconds_total{{phase="train",policy="{policy}"}} 1\n'
     )
@@ -70,6 +71,7 @@ def test_rates_are_means_since_the_poll_before() -> None:
     assert run.rates == {"actor-0": 100.0, "actor-1": 50.0, "learner-0": 100.0}
     assert second.learner_waiting == 0.25
     assert second.policy_lag == 2.0
+    assert second.effective_batch == 1280
     assert (second.env_steps, second.episode_return, second.policy_version) == (280, 21.5, 9)
 
 
