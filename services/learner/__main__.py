@@ -13,6 +13,7 @@ from typing import Any
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import build_parts, take_run_dir
 from services.learner.servicer import WeightsServicer
+from services.learner.wandb_curves import check_installed
 from shoal.config import Config
 from shoal.config.trainable import check_trainable
 from shoal.heap import keep_freed_memory
@@ -26,6 +27,7 @@ CLOSING_S = 1.0
 
 async def main(config: Config, context: ServiceContext) -> None:
     check_trainable(config)
+    check_installed(config)
     keep_freed_memory()
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     lock = await asyncio.to_thread(take_run_dir, config)

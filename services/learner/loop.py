@@ -22,7 +22,7 @@ from services.learner.ring import BatchRing, RingClosed
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import leave_out_stale
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import is_synchronous
@@ -47,7 +47,7 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries,
+        summaries: Curves,
         priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
     ) -> None:

@@ -26,7 +26,8 @@ from services.learner.result import RunResult, write_result
 from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves, Several, Summaries
+from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
 from shoal.config.policies import replay_tables
 from shoal.config.tables import SequenceTable, TransitionTable
@@ -99,7 +100,7 @@ async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
         initargs=(shared.num_threads,),
     )
     with pool, _named(parts):
-        async with _summaries(parts) as summaries, _source(config, parts) as source:
+        async with _summaries(config, parts) as summaries, _source(config, parts) as source:
             training = await _prepare(shared, parts, spec, source, summaries, pool)
             result = await training.run(shared.ending)
     if place.dir != config.run.dir:
@@ -112,7 +113,7 @@ async def _prepare(
     parts: Parts,
     spec: EnvSpec,
     source: Source,
-    summaries: Summaries,
+    summaries: Curves,
     pool: ThreadPoolExecutor,
 ) -> _Training:
     """The algorithm and its policy first: what that remembers is a part of every batch."""
@@ -224,8 +225,10 @@ async def _source(config: Config, parts: Parts) -> AsyncIterator[Source]:
 
 
 @contextlib.asynccontextmanager
-async def _summaries(parts: Parts) -> AsyncIterator[Summaries]:
-    summaries = Summaries(parts.place.dir / "tensorboard")
+async def _summaries(config: Config, parts: Parts) -> AsyncIterator[Curves]:
+    summaries: Curves = Summaries(parts.place.dir / "tensorboard")
+    if config.run.wandb:
+        summaries = Several([summaries, WandbCurves(config, parts.place)])
     try:
         yield summaries
     finally:
