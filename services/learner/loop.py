@@ -27,7 +27,7 @@ from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import is_synchronous
@@ -52,7 +52,7 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries | None,
+        summaries: Curves,
         priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
         peers: Peers | None = None,

@@ -10,7 +10,7 @@ import logging
 from services.learner.metrics import PolicyMetrics
 from services.learner.progress import Lag, Progress
 from services.learner.ring import BatchRing
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.metrics import Clock
 
@@ -24,10 +24,7 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(
-        self, metrics: PolicyMetrics, summaries: Summaries | None, ring: BatchRing, clock: Clock
-    ) -> None:
-        """Without `summaries` there are no curves."""
+    def __init__(self, metrics: PolicyMetrics, summaries: Curves, ring: BatchRing, clock: Clock) -> None:
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring
@@ -107,5 +104,4 @@ class Reporter:
         self._last_summary = now
         self._env_steps_then = progress.env_steps
         self._learner_steps_then = progress.learner_steps
-        if self._summaries is not None:
-            self._summaries.add(progress.env_steps, scalars)
+        self._summaries.add(progress.env_steps, scalars)

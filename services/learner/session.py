@@ -29,7 +29,8 @@ from services.learner.resume import Resumed, build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
 from services.learner.start import await_spec, begin_alike
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves, Several, Summaries
+from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
 from shoal.config.policies import policy_seed, replay_tables
 from shoal.config.ranks import Ranks
@@ -154,7 +155,7 @@ async def _prepare(
     parts: Parts,
     spec: EnvSpec,
     source: Source,
-    summaries: Summaries | None,
+    summaries: Curves,
     pool: ThreadPoolExecutor,
 ) -> _Training:
     """The algorithm and its policy first: what that remembers is a part of every batch."""
@@ -269,12 +270,13 @@ async def _source(shared: _Shared, parts: Parts) -> AsyncIterator[Source]:
 
 
 @contextlib.asynccontextmanager
-async def _summaries(shared: _Shared, parts: Parts) -> AsyncIterator[Summaries | None]:
-    """The chief's: there is one curve."""
-    if not shared.ranks.is_chief:
-        yield None
-        return
-    summaries = Summaries(parts.place.dir / "tensorboard")
+async def _summaries(shared: _Shared, parts: Parts) -> AsyncIterator[Curves]:
+    """Of several learners the chief draws the curves of all."""
+    summaries: Curves = Several([])
+    if shared.ranks.is_chief:
+        summaries = Summaries(parts.place.dir / "tensorboard")
+        if shared.config.run.wandb:
+            summaries = Several([summaries, WandbCurves(shared.config, parts.place)])
     try:
         yield summaries
     finally:

@@ -53,6 +53,9 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config value; repeatable.")
     ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also send learning curves to Weights & Biases.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
     """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
@@ -73,6 +76,7 @@ def train(
         "stop.steps": steps,
         "stop.minutes": minutes,
         "run.dir": run_dir,
+        "run.wandb": wandb or None,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(target, [*given, *(set_ or [])])
@@ -81,6 +85,8 @@ def train(
     _check_run_dir(config, resume)
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")
+    if config.run.wandb:
+        require("run.wandb", ("wandb",), "wandb")
     raise typer.Exit(run_session(config, plain=plain))
 
 

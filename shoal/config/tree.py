@@ -33,6 +33,8 @@ class RunSection(Section):
     seed: int = Field(
         1, ge=0, le=(1 << 32) - 1, description="Seeds environments, the initial weights and action sampling."
     )
+    wandb: bool = Field(False, description="Also send learning curves to Weights & Biases (`wandb`).")
+    wandb_project: str = Field("shoal", min_length=1, description="Name of the project there.")
 
 
 class WrapperSection(Section):
