@@ -74,14 +74,14 @@ class Group:
                 else "has gone"
             )
             raise PeersLostError(
-                f"another learner {what}, and {self.rank} of {self.size} cannot go on without it: its own "
-                f"log says why; all start again from the last checkpoint ({text})"
+                f"another learner {what}, and rank {self.rank} of {self.size} cannot go on without it: its "
+                f"own log says why; all start again from the last checkpoint ({text})"
             ) from None
 
 
 def gather_group(ranks: Ranks, device: torch.device, timeout_s: float) -> Group:
     """Waits until all learners are there. Blocking. Raises PeersLostError."""
-    log.info("learner %d of %d, waiting for the others", ranks.rank, ranks.size)
+    log.info("rank %d of %d learners, waiting for the others", ranks.rank, ranks.size)
     group = Group(ranks, timeout_s)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with group._lost():

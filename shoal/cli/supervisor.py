@@ -171,7 +171,7 @@ class Supervisor:
             last = f"the last time it {describe_exit(code)}{hint}"
             self._end(Outcome(End.GAVE_UP, 1, f"{child.name} {decision.reason}; {last}; see {child.log}"))
             return None
-        what = f" all {len(unit.children)} of {child.spec.role}" if len(unit.children) > 1 else ""
+        what = f" all {len(unit.children)} {child.spec.role}s" if len(unit.children) > 1 else ""
         self._on_event(
             f"{child.name} {describe_exit(code)}{hint}; restarting{what} in {decision.delay_s:g} s"
         )

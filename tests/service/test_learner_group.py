@@ -101,9 +101,8 @@ def test_learners_agree_on_a_round(played: Callable[[str], list[bytes]]) -> None
     assert len(set(texts)) == 1, "all heard the same"
     waiting, complete, stopping, data, total, empty = texts[0].decode().splitlines()
     assert waiting == repr(Round(False, False, 14, (), 9))
-    assert complete == repr(
-        Round(False, True, 11, (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1)), 11)
-    )
+    episodes = (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1))
+    assert complete == repr(Round(False, True, 11, episodes, 11))
     assert stopping == repr(Round(True, True, 0, (), -1))
     assert (data, total, empty) == (repr(b"of the chief"), "3.0", repr(b""))
 
@@ -125,7 +124,7 @@ def test_a_learner_without_its_peer_ends_with_the_reason(
     text = Path(f"{out}.lose.0").read_text()
     print(f"after {took_s:.2f} s: {text}")
     if number == signal.SIGKILL:
-        assert text.startswith("another learner has gone, and 0 of 2 cannot go on without it")
+        assert text.startswith("another learner has gone, and rank 0 of 2 cannot go on without it")
         assert took_s < timeout_s / 2, "the end of a process is seen at once"
     else:
         assert text.startswith("another learner was silent for 2 s (learner.peer_timeout_s)")
