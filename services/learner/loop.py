@@ -121,9 +121,10 @@ class TrainingLoop:
         if not self._progress.learner_steps:
             log.info("%sfirst batch trained", self._metrics.log_label)
         lag = Lag.of(self._progress.policy_version, slot.versions())
-        self._progress.count_batch(slot.num_transitions, slot.episodes)
+        self._progress.count_batch(slot.env_steps, slot.num_transitions, slot.episodes)
         self._metrics.steps.inc()
-        self._metrics.env_steps.inc(slot.num_transitions)
+        self._metrics.env_steps.inc(slot.env_steps)
+        self._metrics.trained_steps.inc(slot.num_transitions)
         self._metrics.episodes.inc(len(slot.episodes))
         self._metrics.observe_lag(lag.counts)
         self._ring.release(slot)
@@ -146,6 +147,7 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,
