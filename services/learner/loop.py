@@ -151,20 +151,24 @@ class TrainingLoop:
         is_stopping, version = self._ring.is_closed, self._progress.policy_version
         if slot is None:
             return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
-        told = Told(is_stopping, True, slot.num_transitions, version, len(slot.episodes))
-        return hold_round(self._peers, told, slot.episodes)
+        # Every learner hears all that comes into a sampled table: one of them counts it.
+        counts = slot.refs is None or self._peers.rank == 0
+        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
+        return hold_round(self._peers, told, episodes)
 
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if all of it is too old."""
         self._progress.policy_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
+        self._progress.count_data(agreed.env_steps, agreed.episodes)
+        self._metrics.env_steps.inc(slot.env_steps)
+        self._metrics.episodes.inc(len(slot.episodes))
         try:
-            self._progress.count_batch(agreed.num_transitions, agreed.episodes)
-            self._metrics.env_steps.inc(slot.num_transitions)
-            self._metrics.episodes.inc(len(slot.episodes))
             fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)
-            if not self._is_worth_a_step(slot, fresh):
+            num_fresh = self._num_fresh(slot, fresh, agreed)
+            if not num_fresh:
                 self._metrics.stale_batches.inc()
                 return None
             with self._metrics.phases.measure("train"):
@@ -173,20 +177,21 @@ class TrainingLoop:
                 self._priorities.after_step(slot.refs, outcome.priority_B)
             if not self._progress.learner_steps:
                 log.info("%sfirst batch trained", self._metrics.log_label)
-            self._progress.learner_steps += 1
+            self._progress.count_step(num_fresh)
             self._metrics.steps.inc()
+            self._metrics.trained_steps.inc(slot.num_transitions - fresh.num_stale)
             lag = Lag.of(agreed.policy_version, slot.versions())
             self._metrics.observe_lag(lag.counts)
             return outcome, lag
         finally:
             self._ring.release(slot)
 
-    def _is_worth_a_step(self, slot: BatchSlot, fresh: Fresh) -> bool:
-        """Whether any learner has something left to train on: they make a step together or none."""
+    def _num_fresh(self, slot: BatchSlot, fresh: Fresh, agreed: Round) -> int:
+        """Steps that all learners have left to train on: they make a step together or none."""
         if self._config.learner.max_policy_lag is None:
-            return True
-        num_fresh = np.array([slot.num_transitions - fresh.num_stale])
-        return bool(sum(self._peers.gather(num_fresh)))
+            return agreed.num_transitions
+        own = np.array([slot.num_transitions - fresh.num_stale])
+        return int(sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
@@ -235,6 +240,7 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,
