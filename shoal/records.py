@@ -33,6 +33,11 @@ INITIAL = "initial."
 # States that are the frames before the newest one, [E, frames, ...]: whoever shows the frames knows them.
 FRAMES = "frames."
 
+# Columns of n-step transitions that no trajectory has; NEXT stands before the name of an observation.
+DISCOUNT = "discount"
+NUM_STEPS = "num_steps"
+NEXT = "next_"
+
 Columns = dict[str, np.ndarray]
 
 

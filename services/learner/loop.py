@@ -1,7 +1,8 @@
 """The training loop, in a thread of its own.
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
-checkpoint and the result. Talks to the event loop only through the ring and the publisher.
+checkpoint and the result. Talks to the event loop only through the ring, the publisher and what takes the
+priorities back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 
 from services.learner.batches import BatchSlot
 from services.learner.parts import Parts
+from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
@@ -41,8 +43,10 @@ class TrainingLoop:
         ring: BatchRing,
         parts: Parts,
         summaries: Summaries,
+        priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
         self._spec = spec
         self._trainer = resumed.trainer
@@ -52,6 +56,7 @@ class TrainingLoop:
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
+        self._priorities = priorities
         self._clock = clock
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._epoch = clock()
@@ -111,12 +116,15 @@ class TrainingLoop:
     def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag]:
         with self._metrics.phases.measure("train"):
             outcome = self._trainer.step(slot.on_device())
+        if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
+            self._priorities.after_step(slot.refs, outcome.priority_B)
         if not self._progress.learner_steps:
             log.info("%sfirst batch trained", self._metrics.log_label)
         lag = Lag.of(self._progress.policy_version, slot.versions())
-        self._progress.count_batch(slot.num_transitions, slot.episodes)
+        self._progress.count_batch(slot.env_steps, slot.num_transitions, slot.episodes)
         self._metrics.steps.inc()
-        self._metrics.env_steps.inc(slot.num_transitions)
+        self._metrics.env_steps.inc(slot.env_steps)
+        self._metrics.trained_steps.inc(slot.num_transitions)
         self._metrics.episodes.inc(len(slot.episodes))
         self._metrics.observe_lag(lag.counts)
         self._ring.release(slot)
@@ -139,6 +147,7 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,

@@ -20,14 +20,19 @@ LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
-    "env_steps": "Environment steps trained on by this process.",
-    "episodes": "Finished episodes in trained trajectories.",
-    "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "env_steps": "Environment steps of this process's data; those of a sampled table as they come.",
+    "trained_steps": "Steps that this process trained on; those of a sampled table each time.",
+    "episodes": "Finished episodes in those environment steps.",
+    "trajectories_dropped": "Trajectories or transitions that did not fit the configuration; see the log.",
+    "priorities_updated": "New priorities that the table has taken.",
+    "priorities_gone": "New priorities of items that the table had dropped.",
+    "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
 GAUGES = {
-    "run_env_steps": "Environment steps trained on, over all restarts.",
+    "run_env_steps": "Environment steps, over all restarts.",
+    "run_trained_steps": "Steps trained on, over all restarts.",
     "run_steps": "Learner steps, over all restarts.",
     "episode_return_mean": "Mean return of the last 100 episodes (of fewer before there are 100).",
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
@@ -133,11 +138,16 @@ class PolicyMetrics:
 
         self.steps = counter("steps")
         self.env_steps = counter("env_steps")
+        self.trained_steps = counter("trained_steps")
         self.episodes = counter("episodes")
         self.trajectories_dropped = counter("trajectories_dropped")
+        self.priorities_updated = counter("priorities_updated")
+        self.priorities_gone = counter("priorities_gone")
+        self.priorities_dropped = counter("priorities_dropped")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
+        self.run_trained_steps = gauge("run_trained_steps")
         self.run_steps = gauge("run_steps")
         self.episode_return_mean = gauge("episode_return_mean")
         self.episode_length_mean = gauge("episode_length_mean_steps")

@@ -21,6 +21,7 @@ from services.learner.batches import BatchLayout, make_slots
 from services.learner.loop import TrainingLoop
 from services.learner.parts import Parts
 from services.learner.prefetch import Prefetcher
+from services.learner.priorities import PriorityReturn
 from services.learner.result import RunResult, write_result
 from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
@@ -28,7 +29,7 @@ from services.learner.sources import Source, make_source
 from services.learner.summaries import Summaries
 from shoal.config import Config
 from shoal.config.policies import replay_tables
-from shoal.config.tables import SequenceTable
+from shoal.config.tables import SequenceTable, TransitionTable
 from shoal.policy.device import cpu_threads, pick_device
 from shoal.records import EnvSpec
 from shoal.wire import decode_sequence
@@ -127,6 +128,7 @@ async def _prepare(
         resumed.algorithm.behaviour,
         item_length(config, parts.place.table),
         settings.batch_envs,
+        transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
     # One is trained on while the others are filled or wait.
     ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
@@ -138,7 +140,11 @@ async def _prepare(
         settings.decode_threads,
         parts.metrics,
     )
-    return _Training(TrainingLoop(config, spec, resumed, ring, parts, summaries), prefetcher, pool)
+    priorities = None
+    if source.has_priorities:
+        priorities = PriorityReturn(source.send_priorities, asyncio.get_running_loop())
+    loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities)
+    return _Training(loop, prefetcher, pool)
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,8 @@ class _Training:
 def item_length(config: Config, table_name: str) -> int:
     """T of the items that a table hands out."""
     table = replay_tables(config)[table_name]
+    if isinstance(table, TransitionTable):
+        return 1
     unrolls = table.unrolls if isinstance(table, SequenceTable) else 1
     return unrolls * config.actor.unroll_length
 
@@ -205,7 +213,7 @@ def _named(parts: Parts) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _source(config: Config, parts: Parts) -> AsyncIterator[Source]:
-    source = make_source(config, parts.place)
+    source = make_source(config, parts.place, parts.metrics)
     source.start()
     try:
         yield source

@@ -11,8 +11,11 @@ import numpy as np
 from shoal.errors import InvalidArgumentError
 from shoal.records import (
     ACTION_MASK,
+    DISCOUNT,
     FIRST,
     INITIAL,
+    NEXT,
+    NUM_STEPS,
     OBSERVATION,
     REWARD,
     TERMINATED,
@@ -20,10 +23,6 @@ from shoal.records import (
     Columns,
     Trajectory,
 )
-
-DISCOUNT = "discount"
-NUM_STEPS = "num_steps"
-NEXT = "next_"
 
 
 def build_transitions(

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import Parts
+from services.learner.priorities import PriorityReturn
 from services.learner.progress import Progress
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import RunResult
@@ -28,6 +30,7 @@ from services.learner.ring import BatchRing, Packer, RingClosed
 from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
+from shoal.clients.replay_draw import ItemRefs
 from shoal.config import Config
 from shoal.config.policies import policy_places
 from shoal.errors import CheckpointError, NonFiniteError
@@ -357,3 +360,26 @@ def test_a_failure_that_is_not_the_disks_is_logged_too(
     newest = store.newest()
     assert newest is not None
     assert newest.progress.learner_steps == 5
+
+
+def test_priorities_go_back_for_the_items_of_each_batch(tmp_path: Path) -> None:
+    """An algorithm that makes them: the rewards of the first row."""
+    rig = Rig(tmp_path)
+    trainer = rig.loop._trainer
+    step = trainer.step
+    trainer.step = lambda batch: replace(step(batch), priority_B=batch.reward_SB[0].abs())  # type: ignore[method-assign]
+    sent: list[tuple[list[int], list[float]]] = []
+
+    class Back:
+        def after_step(self, refs: ItemRefs, priority_B: torch.Tensor) -> None:
+            sent.append((refs.keys.tolist(), priority_B.tolist()))
+
+    rig.loop._priorities = cast(PriorityReturn, Back())
+    for number in (1, 2):
+        slot = rig.ring.take_free()
+        slot.fill(trajectory(reward=number), 0, NUM_ENVS)
+        if number == 2:
+            slot.refs = ItemRefs((), np.zeros(NUM_ENVS, np.int64), np.arange(NUM_ENVS, dtype=np.uint64))
+        rig.ring.put_ready(slot)
+    rig.run()
+    assert sent == [([0, 1, 2, 3, 4, 5], [2.0] * NUM_ENVS)]
