@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from services.actor.link import InferenceLink
@@ -19,7 +19,7 @@ from services.actor.metrics import ActorMetrics
 from services.actor.split import split_by_env
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
-from shoal.clients.inference import ActStream
+from shoal.clients.inference import ActReply, ActStream
 from shoal.clients.replay_shard import PAYLOAD_OVERHEAD_BYTES, max_item_bytes
 from shoal.config.connections import LimitsSection
 from shoal.envs.batch import EnvStep
@@ -58,12 +58,14 @@ class Group:
         limits: LimitsSection,
         index: int = 0,
         unrolls: int | None = None,
+        synchronous: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Without a sink (an evaluator) unrolls only count episodes.
 
         `index`: of this group among the actor's. `unrolls`: hand over a trajectory per environment, so many
-        of which make a sequence; None: one trajectory of all.
+        of which make a sequence; None: one trajectory of all. `synchronous`: wait for newer weights after
+        each unroll that was handed over.
         """
         self._part = part
         self._link = link
@@ -78,6 +80,10 @@ class Group:
         self._unrolls = unrolls
         # Unrolls that make a sequence together belong on one shard; others go wherever there is room.
         self._stream = index if (unrolls or 1) > 1 else None
+        self._synchronous = synchronous
+        # Of the weights that may act. It follows what was handed over, not what was dropped: nobody trains
+        # on that, so nothing newer may ever come of it.
+        self._min_version = 0
         self._clock = clock
         self._episodes = EpisodeTracker(part.num_slots)
         self._shown: EnvStep | None = None
@@ -136,7 +142,7 @@ class Group:
         try:
             while not builder.full and not self._stopping:
                 asked = clock()
-                reply = await stream.act(builder.observation, builder.first, builder.starting)
+                reply = await self._ask(stream, builder)
                 answered = clock()
                 action = reply.outputs[ACTION]
                 shown = part.step_now(action) if part.is_plain else await part.step(action)
@@ -148,6 +154,18 @@ class Group:
         finally:
             self._metrics.phases.add("wait_action", wait_action)
             self._metrics.phases.add("env_step", env_step)
+
+    def _ask(self, stream: ActStream, builder: UnrollBuilder) -> Awaitable[ActReply]:
+        starting = builder.starting
+        asking = stream.act(builder.observation, builder.first, starting, self._min_version)
+        return self._newer(asking) if starting and self._min_version else asking
+
+    async def _newer(self, asking: Awaitable[ActReply]) -> ActReply:
+        """The first step of a synchronous unroll: if it takes long, the log says why."""
+        with self._waits.waiting_for(
+            "newer weights: the learner trains once it has unrolls of learner.batch_envs environments"
+        ):
+            return await asking
 
     async def _hand_over(self, builder: UnrollBuilder) -> None:
         metrics = self._metrics
@@ -161,6 +179,9 @@ class Group:
             return
         start = self._clock()
         payloads = self._encode(builder.trajectory())
+        if self._synchronous:
+            # More than the oldest: an unroll that newer weights came in the midst of is not trained on.
+            self._min_version = builder.oldest_version + 1
         builder.carry_over()
         encoded = self._clock()
         metrics.phases.add("encode", encoded - start)

@@ -25,6 +25,7 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
+from shoal.config.algorithms import is_synchronous, max_wait_s
 from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
@@ -184,6 +185,7 @@ class Actor:
             limits=config.limits,
             index=index,
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
+            synchronous=is_synchronous(config.algorithm),
         )
 
     def _hello(self, index: int, part: Part) -> ActHello:
@@ -200,6 +202,7 @@ class Actor:
             policy=part.policy,
             epsilon=epsilon,
             noise=exploration.noise,
+            max_wait_s=max_wait_s(self._config.algorithm),
         )
 
     def _make_writer(self, policy: str, spec: EnvSpec) -> ReplayWriter:

@@ -159,6 +159,7 @@ class BatchSlot:
     def __init__(self, layout: BatchLayout, device: torch.device) -> None:
         self._device = device
         self._size = layout.batch_envs
+        self.length = layout.unroll_length
         pinned = device.type == "cuda"
         rows = (layout.unroll_length + 1, layout.batch_envs)
         shapes = [(spec, (*rows, *spec.shape)) for spec in layout.columns()]
@@ -266,6 +267,11 @@ class BatchSlot:
         if self._side_stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side_stream)
         return self._batch
+
+    @property
+    def oldest_version(self) -> int:
+        """Of all steps that are in it; there must be some."""
+        return int(self.arrays[POLICY_VERSION][:-1, : self.num_filled].min())
 
     def versions(self) -> np.ndarray:
         """Policy version of every transition, [num_transitions]."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from services.learner.batches import BatchSlot
+from services.learner.guards import GuardError, Guards, RollBack
 from services.learner.parts import Parts
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
@@ -19,11 +21,15 @@ from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.saver import CheckpointSaver
+from services.learner.schedule import LearningRate
+from services.learner.staleness import leave_out_stale
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
+from shoal.config.algorithms import is_synchronous
+from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
-from shoal.records import EnvSpec
+from shoal.records import EnvSpec, Episode
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ class TrainingLoop:
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
+        self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
         self._trainer = resumed.trainer
         self._progress = resumed.progress
@@ -59,6 +66,8 @@ class TrainingLoop:
         self._priorities = priorities
         self._clock = clock
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
+        self._rate = LearningRate(config, ring.length)
+        self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
         self._epoch = clock()
 
     def stop(self) -> None:
@@ -66,16 +75,24 @@ class TrainingLoop:
         self._ring.close()
 
     def run(self) -> RunResult:
-        """Until a stop condition or `stop`. Raises NonFiniteError."""
+        """Until a stop condition or `stop`. Raises NonFiniteError or GuardError."""
         # When the run would have begun without breaks.
         self._epoch = self._clock() - self._progress.seconds
         saver = CheckpointSaver(
             self._store, self._spec, to_yaml(self._config), self._metrics, self._progress.learner_steps
         )
+        log.info("%s%s", self._metrics.log_label, self._rate.describe())
+        self._metrics.effective_batch.set(self._rate.batch.num_steps)
         try:
             self._publish()
+            if self._guards.may_roll_back and not self._progress.learner_steps:
+                self._save(saver)
             reason = self._train(saver)
             self._save(saver, is_last=True)
+        except GuardError as error:
+            if error.may_save:
+                self._save(saver, is_last=True)
+            raise
         finally:
             saver.close()
         return self._result(reason)
@@ -83,23 +100,31 @@ class TrainingLoop:
     def _train(self, saver: CheckpointSaver) -> str:
         """Step after step. Returns why it ended."""
         settings = self._config.learner
-        progress = self._progress
         next_checkpoint = self._clock() + settings.checkpoint_every_s
         last: tuple[StepOutcome, Lag] | None = None
-        while (reason := progress.reason_to_stop(self._config.stop)) is None:
+        while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
             slot = self._take_batch()
             if slot is None:
                 reason = "stopped"
                 break
-            last = self._step(slot)
-            if progress.learner_steps % settings.publish_every == 0:
-                self._publish()
-            self._reporter.step(progress, *last)
-            if self._clock() >= next_checkpoint and not saver.is_busy:
-                next_checkpoint = self._clock() + settings.checkpoint_every_s
-                self._save(saver)
+            try:
+                done = self._step(slot)
+                if done is None:
+                    continue
+                last = done
+                if self._progress.learner_steps % settings.publish_every == 0:
+                    self._publish()
+                self._reporter.step(self._progress, *last)
+                self._guards.step(self._progress.learner_steps, last[0])
+                if self._clock() >= next_checkpoint and not saver.is_busy:
+                    next_checkpoint = self._clock() + settings.checkpoint_every_s
+                    self._save(saver)
+            except NonFiniteError as error:
+                self._roll_back(self._guards.non_finite(error, self._progress.learner_steps), saver)
+            except RollBack as wanted:
+                self._roll_back(wanted, saver)
         if last is not None:
-            self._reporter.report(progress, *last)
+            self._reporter.report(self._progress, *last)
         return reason
 
     def _take_batch(self) -> BatchSlot | None:
@@ -112,28 +137,71 @@ class TrainingLoop:
                     return None
             if slot is not None:
                 return slot
+            self._guards.waited(self._progress.learner_steps)
 
-    def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag]:
-        with self._metrics.phases.measure("train"):
-            outcome = self._trainer.step(slot.on_device())
-        if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
-            self._priorities.after_step(slot.refs, outcome.priority_B)
-        if not self._progress.learner_steps:
-            log.info("%sfirst batch trained", self._metrics.log_label)
-        lag = Lag.of(self._progress.policy_version, slot.versions())
-        self._progress.count_batch(slot.env_steps, slot.num_transitions, slot.episodes)
-        self._metrics.steps.inc()
-        self._metrics.env_steps.inc(slot.env_steps)
-        self._metrics.trained_steps.inc(slot.num_transitions)
-        self._metrics.episodes.inc(len(slot.episodes))
-        self._metrics.observe_lag(lag.counts)
-        self._ring.release(slot)
-        return outcome, lag
+    def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag] | None:
+        """Train on a batch; None if all of it is too old."""
+        try:
+            fresh = leave_out_stale(slot, self._progress.policy_version, self._config.learner.max_policy_lag)
+            self._metrics.stale_steps.inc(fresh.num_stale)
+            if fresh.batch is None:
+                self._metrics.stale_batches.inc()
+                if slot.refs is not None:
+                    self._count_data(slot.env_steps, slot.episodes)
+                return None
+            with self._metrics.phases.measure("train"):
+                outcome = self._trainer.step(fresh.batch, self._rate.factor(self._progress.env_steps))
+            if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
+                self._priorities.after_step(slot.refs, outcome.priority_B)
+            if not self._progress.learner_steps:
+                log.info("%sfirst batch trained", self._metrics.log_label)
+            lag = Lag.of(self._progress.policy_version, slot.versions())
+            trained_steps = slot.num_transitions - fresh.num_stale
+            # What came into a sampled table did come, whatever is trained on.
+            self._count_data(trained_steps if slot.refs is None else slot.env_steps, slot.episodes)
+            self._progress.count_step(trained_steps)
+            self._metrics.steps.inc()
+            self._metrics.trained_steps.inc(trained_steps)
+            self._metrics.observe_lag(lag.counts)
+            return outcome, lag
+        finally:
+            self._ring.release(slot)
+
+    def _count_data(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        self._progress.count_data(env_steps, episodes)
+        self._metrics.env_steps.inc(env_steps)
+        self._metrics.episodes.inc(len(episodes))
+
+    def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
+        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
+        saver.wait()
+        checkpoint = self._store.newest(wanted.before_step)
+        if checkpoint is None:
+            raise GuardError(
+                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
+            )
+        now, self._progress = self._progress, checkpoint.progress
+        self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
+        self._trainer.load_state(checkpoint.tensors)
+        self._guards.begin()
+        self._metrics.rollbacks.inc()
+        log.warning(
+            "%sguard %s: gone back from learner step %d to %d",
+            self._metrics.log_label,
+            wanted.guard,
+            now.learner_steps,
+            self._progress.learner_steps,
+        )
+        self._publish()
+        # The newest on the disk again, should this life end before the next one is due.
+        self._save(saver)
 
     def _publish(self) -> None:
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
+            if self._is_synchronous:
+                self._ring.refuse_older_than(self._progress.policy_version)
             self._publisher.publish(self._progress.policy_version, weights)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
@@ -152,4 +220,5 @@ class TrainingLoop:
             policy_version=progress.policy_version,
             seconds=progress.seconds,
             policy=self._metrics.policy,
+            guards=self._guards.fired,
         )

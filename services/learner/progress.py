@@ -35,10 +35,14 @@ class Progress:
     seconds: float = 0.0
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def count_batch(self, env_steps: int, trained_steps: int, episodes: Iterable[Episode]) -> None:
+    def count_step(self, trained_steps: int) -> None:
+        """A batch was trained on."""
         self.learner_steps += 1
-        self.env_steps += env_steps
         self.trained_steps += trained_steps
+
+    def count_data(self, env_steps: int, episodes: Iterable[Episode]) -> None:
+        """What has come: in a queue's batch itself, or into the table since the batch before."""
+        self.env_steps += env_steps
         for episode in episodes:
             self.num_episodes += 1
             self.episodes.append(episode)

@@ -76,6 +76,7 @@ class Reporter:
         metrics.policy_version.set(progress.policy_version)
         metrics.loss.set(outcome.loss)
         metrics.grad_norm.set(outcome.grad_norm)
+        metrics.learning_rate.set(outcome.learning_rate)
         metrics.policy_lag_mean.set(lag.mean)
         metrics.policy_lag_p95.set(lag.p95)
         metrics.policy_lag_max.set(lag.max)
@@ -91,6 +92,7 @@ class Reporter:
     ) -> None:
         scalars = {f"algorithm/{name}": value for name, value in values.items()}
         scalars |= {"training/loss": outcome.loss, "training/grad_norm": outcome.grad_norm}
+        scalars["training/learning_rate"] = outcome.learning_rate
         scalars |= {"training/policy_lag_mean": lag.mean, "training/policy_lag_max": float(lag.max)}
         if progress.mean_return is not None and progress.mean_length is not None:
             scalars |= {"episode/return": progress.mean_return, "episode/length": progress.mean_length}

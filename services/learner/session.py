@@ -131,7 +131,9 @@ async def _prepare(
         transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
     # One is trained on while the others are filled or wait.
-    ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
+    ring = BatchRing(
+        make_slots(layout, device, settings.prefetch_batches + 1), parts.metrics.outdated_steps.inc
+    )
     prefetcher = Prefetcher(
         source,
         layout,

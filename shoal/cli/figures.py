@@ -52,6 +52,12 @@ def trained(sample: Sample) -> str:
     return rate if times is None else f"{rate}, {times} samples per step"
 
 
+def trained_at_once(sample: Sample) -> str:
+    """With the effective batch, where there is room for it."""
+    batch = f", {sample.effective_batch:,} at a time" if sample.effective_batch else ""
+    return f"{trained(sample)}{batch}"
+
+
 def samples_per_step(sample: Sample) -> str | None:
     """None where each step is trained on once."""
     times = sample.samples_per_step

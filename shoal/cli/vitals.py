@@ -97,6 +97,7 @@ class Vitals:
             "shoal_inference_request_latency_seconds_count",
         )
         versions = gauges.by_policy("shoal_learner_policy_version")
+        batches = gauges.by_policy("shoal_learner_effective_batch_steps")
         returns, evaluations = gauges.training_returns(), gauges.evaluation_returns()
         return Sample(
             time_s=round(time_s, 3),
@@ -117,10 +118,12 @@ class Vitals:
                 "learner", "shoal_learner_policy_lag_versions_sum", "shoal_learner_policy_lag_versions_count"
             ),
             policy_version=int(max(versions.values())) if versions else None,
+            effective_batch=int(max(batches.values())) if batches else None,
             num_restarts=self._before.num_restarts + num_restarts,
             phases={role: dict(phases) for role, phases in self._phases.items()},
             load=dict(sorted(self._load.items())),
             policies=self._policies(gauges) if len(steps) > 1 else {},
+            guards=gauges.guards(name_policies=len(steps) > 1),
         )
 
     def _policies(self, gauges: _Gauges) -> PolicyFigures:
@@ -189,6 +192,16 @@ class _Gauges:
         env_steps = sum(self.by_policy("shoal_learner_run_env_steps").values())
         trained_steps = sum(self.by_policy("shoal_learner_run_trained_steps").values())
         return trained_steps / env_steps if env_steps else None
+
+    def guards(self, *, name_policies: bool) -> list[str]:
+        """Those that warn."""
+        active = {
+            (policy_of(labels), label(labels, "guard") or "")
+            for reading in self._readings
+            for labels, value in reading.metrics.get("shoal_learner_guard_active", {}).items()
+            if value
+        }
+        return [f"{policy}: {guard}" if name_policies else guard for policy, guard in sorted(active)]
 
     def training_returns(self) -> dict[str, float]:
         """By policy; the gauge shows 0 as long as there is no episode."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal.config.connections import ListenSection
+from shoal.config.guards import GuardsSection
 from shoal.config.section import Section
 
 
@@ -33,6 +34,16 @@ class LearnerSection(Section):
     )
     checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
     keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
+    keep_best: bool = Field(
+        True, description="Also keep the checkpoint with the best mean return over 100 episodes."
+    )
+    max_policy_lag: int | None = Field(
+        None,
+        ge=0,
+        description="Versions that the oldest step of an unroll may lag behind when it is trained on; older "
+        "unrolls count for nothing. None: no limit.",
+    )
+    guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )

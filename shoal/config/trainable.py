@@ -5,7 +5,7 @@ A replay on its own holds any table, and takes no part in this.
 
 from __future__ import annotations
 
-from shoal.config.algorithms import ReplayedSection
+from shoal.config.algorithms import ClippedSection, ReplayedSection, is_synchronous
 from shoal.config.policies import replay_tables
 from shoal.config.tables import AnyTable, SampledTable, TransitionTable
 from shoal.config.tree import Config
@@ -36,8 +36,49 @@ def check_trainable(config: Config) -> None:
             f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
             f"{config.policy.kind!r}: set it to {trained}, or leave it out"
         )
+    schedule = config.algorithm.learning_rate_schedule
+    if schedule != "constant" and config.stop.steps is None:
+        raise ConfigError(
+            f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
+            "is not set: set it, or the schedule to constant"
+        )
     replay_tables(config)
+    _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
+
+
+def _check_batch(config: Config) -> None:
+    """Of the algorithms that go over a batch in parts, or need one of all environments."""
+    algorithm, batch_envs = config.algorithm, config.learner.batch_envs
+    if isinstance(algorithm, ClippedSection) and algorithm.minibatches > batch_envs:
+        raise ConfigError(
+            f"config key 'algorithm.minibatches': {algorithm.minibatches} is above learner.batch_envs "
+            f"({batch_envs}), and each part needs an environment: lower it, or raise the other"
+        )
+    if not is_synchronous(algorithm):
+        return
+    if batch_envs % config.actor.envs:
+        raise ConfigError(
+            f"config key 'learner.batch_envs': {batch_envs} is no multiple of actor.envs "
+            f"({config.actor.envs}). Synchronous actors wait until a batch is trained on, and that holds the "
+            "unrolls of all of them: set it to actor.envs x actors, or algorithm.synchronous to false"
+        )
+    if config.learner.publish_every != 1:
+        raise ConfigError(
+            f"config key 'learner.publish_every': {config.learner.publish_every}, but synchronous actors "
+            "wait for the version after each batch: set it to 1, or algorithm.synchronous to false"
+        )
+
+
+def check_launched(config: Config) -> None:
+    """Raises ConfigError if the actors that are started here could never fill a synchronous batch."""
+    num_envs = config.launch.actors * config.actor.envs
+    if is_synchronous(config.algorithm) and config.learner.batch_envs % num_envs:
+        raise ConfigError(
+            f"config key 'learner.batch_envs': {config.learner.batch_envs}, but {config.launch.actors} x "
+            f"actor.envs are {num_envs}, and a synchronous batch holds the unrolls of all environments: set "
+            f"it to {num_envs} (times the agents of a policy), or algorithm.synchronous to false"
+        )
 
 
 def _check_table(path: str, table: AnyTable, config: Config) -> None:

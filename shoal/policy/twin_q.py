@@ -69,7 +69,7 @@ class TwinQPolicy(Policy):
 
         `critics` are copies of the policy's own, to be asked instead.
         """
-        stacks = self.frames.unroll(observation, first_SB, state)
+        stacks = self._seen(observation, first_SB, state)
         unit_SBD = self.bounds.to_unit(action_SB)
         asked = self.critics if critics is None else critics
         one, two = (critic(stacks, first_SB, unit_SBD) for critic in asked)

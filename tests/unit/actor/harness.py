@@ -71,6 +71,7 @@ class Harness:
         evaluate: bool = False,
         limits: LimitsSection = DEFAULT_LIMITS,
         unrolls: int | None = None,
+        synchronous: bool = False,
     ) -> None:
         self.replicas = replicas
         self.sink = Collected()
@@ -104,6 +105,7 @@ class Harness:
             limits=limits,
             index=INDEX,
             unrolls=unrolls,
+            synchronous=synchronous,
         )
         self.task = asyncio.create_task(self.group.run())
 
@@ -134,12 +136,20 @@ def run(
     evaluate: bool = False,
     limits: LimitsSection = DEFAULT_LIMITS,
     unrolls: int | None = None,
+    synchronous: bool = False,
     prepare: Callable[[Replicas], None] = lambda _: None,
 ) -> None:
     async def body() -> None:
         replicas = Replicas(*(names or ("a",)))
         prepare(replicas)
-        harness = Harness(vectorization, replicas, evaluate=evaluate, limits=limits, unrolls=unrolls)
+        harness = Harness(
+            vectorization,
+            replicas,
+            evaluate=evaluate,
+            limits=limits,
+            unrolls=unrolls,
+            synchronous=synchronous,
+        )
         try:
             await test(harness)
         finally:

@@ -23,6 +23,7 @@ SAMPLE = Sample(
     time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0,
     trained_steps_per_s=208_111.0, learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25,
     replay_items=3, replay_fill=0.1875, policy_lag=1.44, policy_version=812, num_restarts=2,
+    effective_batch=1280,
 )  # fmt: skip
 
 
@@ -144,8 +145,8 @@ def test_live_screen_has_every_figure() -> None:
     screen = draw(SAMPLE, children(), {"actor-0": 210_456.0, "inference-0": 5e5}, "replay-0: [slow] queue")
     for expected in (
         "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %",
-        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s",
-        "500k rows/s", "replay-0: [slow] queue",
+        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "208k/s, 1,280 at a time", "actor-0",
+        "210k steps/s", "500k rows/s", "replay-0: [slow] queue",
     ):  # fmt: skip
         assert expected in screen
 
@@ -184,6 +185,13 @@ def test_several_policies_have_a_line_each() -> None:
 def test_a_plain_line_tells_policies_apart() -> None:
     line = plain_line(TWO, children())
     assert "  return red -3.2, blue -  loss red 0.0123, blue -  steps 1,234,567  " in line
+
+
+def test_guards_that_warn_are_shown_as_long_as_they_do() -> None:
+    warned = replace(SAMPLE, guards=["entropy_collapse", "memory_growth"])
+    assert plain_line(warned, children()).endswith("  up 4/4  guards entropy_collapse, memory_growth")
+    assert "guards: entropy_collapse, memory_growth" in draw(warned, children(), {})
+    assert "guards" not in draw(SAMPLE, children(), {})
 
 
 def test_clock() -> None:

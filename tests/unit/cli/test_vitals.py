@@ -54,6 +54,7 @@ def of_policy(
         f"shoal_learner_policy_lag_versions_sum{only} {lag * steps}\n"
         f"shoal_learner_policy_lag_versions_count{only} {steps}\n"
         f"shoal_learner_policy_version{only} {version}\n"
+        f"shoal_learner_effective_batch_steps{only} 1280\n"
         f'shoal_learner_phase_seconds_total{{phase="wait",policy="{policy}"}} {wait_s}\n'
         f'shoal_learner_phase_seconds_total{{phase="train",policy="{policy}"}} 1\n'
     )
@@ -80,6 +81,7 @@ def test_rates_are_means_since_the_poll_before() -> None:
     assert run.rates == {"actor-0": 100.0, "actor-1": 50.0, "learner-0": 100.0}
     assert second.learner_waiting == 0.25
     assert second.policy_lag == 2.0
+    assert second.effective_batch == 1280
     assert (second.env_steps, second.episode_return, second.policy_version) == (280, 21.5, 9)
 
 
@@ -211,6 +213,18 @@ def test_a_resumed_session_goes_on_from_the_last_one() -> None:
     assert sample.phases == {"actor": {"env_step": 11.0}}
     assert sample.load == {"actor-0": 1000.0}
     assert (sample.env_steps, sample.num_restarts) == (900, 3)
+
+
+def guard(policy: str, name: str, active: int) -> str:
+    return f'shoal_learner_guard_active{{guard="{name}",policy="{policy}"}} {active}\n'
+
+
+def test_guards_that_warn() -> None:
+    alone = of_policy("policy", 5) + guard("policy", "non_finite", 0) + guard("policy", "memory_growth", 1)
+    assert Vitals().update(1.0, [learner_of(alone)], 0).guards == ["memory_growth"]
+    two = learner_of(of_policy("red", 5), of_policy("blue", 5), guard("red", "value_explosion", 1))
+    assert Vitals().update(1.0, [two], 0).guards == ["red: value_explosion"]
+    assert Vitals().update(1.0, [learner(5)], 0).guards == []
 
 
 def test_every_metric_name_exists_in_a_service() -> None:

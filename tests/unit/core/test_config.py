@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config import Config, load_config, to_yaml
 from shoal.config.load import build_config
-from shoal.config.trainable import check_trainable
+from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import ConfigError
 
 
@@ -184,6 +184,34 @@ def test_a_policy_with_state_needs_more_than_single_transitions(state: str) -> N
         check_trainable(config)
     name, _, value = state.partition("=")
     assert f"{name} is {value}" in str(caught.value).replace("'", "")
+
+
+SYNCHRONOUS = ["algorithm.name=ppo", "actor.envs=32", "learner.batch_envs=64"]
+
+
+def test_synchronous_training_needs_a_batch_of_all_environments() -> None:
+    check_trainable(load_config(None, SYNCHRONOUS, {}))
+    check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=2"], {}))
+    # Some agents for each environment.
+    check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=1"], {}))
+    with pytest.raises(ConfigError, match=r"'learner.batch_envs': 64, but 3 x actor.envs are 96.* to 96"):
+        check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=3"], {}))
+    others = ("algorithm.synchronous=false", "launch.actors=3", "learner.publish_every=2", "actor.envs=60")
+    for check in (check_launched, check_trainable):
+        check(load_config(None, [*SYNCHRONOUS, *others], {}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("actor.envs=48", r"'learner.batch_envs': 64 is no multiple of actor.envs \(48\)"),
+        ("learner.publish_every=2", r"'learner.publish_every': 2, but synchronous actors wait"),
+        ("algorithm.minibatches=65", r"'algorithm.minibatches': 65 is above learner.batch_envs \(64\)"),
+    ],
+)
+def test_what_synchronous_training_would_wait_for_in_vain_is_refused(setting: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_trainable(load_config(None, [*SYNCHRONOUS, setting], {}))
 
 
 @pytest.mark.parametrize("kind", ["q", "soft_actor_critic", "deterministic"])

@@ -184,6 +184,46 @@ def test_a_policy_is_trained_from_the_state_before_each_unroll(tmp_path: Path) -
     assert not np.array_equal(trained("frames", 0.0, 1.0)[head], weights[head])
 
 
+def test_the_learning_rate_falls_over_the_run_and_over_restarts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = {
+        "learning_rate": 1e-2,
+        "learning_rate_schedule": "linear",
+        "learning_rate_scaling": "linear",
+        "reference_batch": 2 * LENGTH * NUM_ENVS,
+    }
+    stop = {"steps": 4 * TRANSITIONS}
+    rig = Rig(tmp_path, algorithm=algorithm, stop=stop)
+    with caplog.at_level(logging.INFO):
+        rig.run(trajectory())
+    assert "effective batch 24 steps (6 envs x 4 steps), learning rate 0.01 x 0.50" in caplog.text
+    assert rig.value("effective_batch_steps") == 24
+    assert rig.value("learning_rate") == pytest.approx(5e-3)
+    rig = Rig(tmp_path, algorithm=algorithm, stop=stop)
+    rig.run(*[trajectory()] * 2)
+    assert rig.value("learning_rate") == pytest.approx(5e-3 * 0.5)
+
+
+def test_statistics_go_on_where_a_checkpoint_has_them(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "policy": {"normalise_observations": True},
+        "algorithm": {"normalise_returns": True},
+    }
+    whole, first = Rig(tmp_path / "whole", **settings), Rig(tmp_path / "parts", **settings)
+    whole.run(*[trajectory()] * 4)
+    first.run(*[trajectory()] * 2)
+    second = Rig(tmp_path / "parts", **settings)
+    second.run(*[trajectory()] * 2)
+    expected, found = whole.store.newest(), second.store.newest()
+    assert expected is not None
+    assert found is not None
+    assert found.tensors["policy/normaliser.count"] == 4 * LENGTH * NUM_ENVS
+    assert found.tensors["algorithm/rewards.returns.count"] == 4 * NUM_ENVS
+    for name, array in expected.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], array, err_msg=name)
+
+
 def test_publish_every(tmp_path: Path) -> None:
     rig = Rig(tmp_path, stop={"steps": 7 * TRANSITIONS}, learner={"batch_envs": NUM_ENVS, "publish_every": 3})
     rig.run(*[trajectory()] * 8)
@@ -367,7 +407,7 @@ def test_priorities_go_back_for_the_items_of_each_batch(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     trainer = rig.loop._trainer
     step = trainer.step
-    trainer.step = lambda batch: replace(step(batch), priority_B=batch.reward_SB[0].abs())  # type: ignore[method-assign]
+    trainer.step = lambda batch, factor: replace(step(batch), priority_B=batch.reward_SB[0].abs())  # type: ignore[method-assign]
     sent: list[tuple[list[int], list[float]]] = []
 
     class Back:
