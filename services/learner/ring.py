@@ -34,8 +34,14 @@ class BatchRing:
         self._free: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._ready: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._closed = False
+        # T of the items of its batches.
+        self.length = slots[0].length
         for slot in slots:
             self._free.put(slot)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
 
     @property
     def num_ready(self) -> int:

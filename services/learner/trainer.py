@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.learner.optimiser import Adam, FlatParameters
+from services.learner.peers import Alone, Peers, joined
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
@@ -26,7 +27,8 @@ from shoal.policy.weights import describe_differences
 _POLICY = "policy."
 _ALGORITHM = "algorithm/"
 _EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
-_NUM_STEPS, _TRAINED, _RNG = "adam/num_steps/", "trained_batches", "rng/cpu"
+_NUM_STEPS, _TRAINED = "adam/num_steps/", "trained_batches"
+_RNG, _RNG_CUDA = "rng/cpu", "rng/cuda"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
 
@@ -40,6 +42,8 @@ class StepOutcome:
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
+    # Adam's, of the first group.
+    learning_rate: float
     # New priorities of the batch's items, if the algorithm makes some.
     priority_B: Tensor | None = None
 
@@ -47,9 +51,17 @@ class StepOutcome:
 class Trainer:
     """Trains with an algorithm that is already on its device."""
 
-    def __init__(self, algorithm: Algorithm[Any], max_grad_norm: float, accumulate: int = 1) -> None:
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        max_grad_norm: float,
+        accumulate: int = 1,
+        peers: Peers | None = None,
+    ) -> None:
         """`accumulate`: parts whose gradients are added up before a step."""
         self._algorithm = algorithm
+        self._peers = peers or Alone()
+        algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
         self._flat = FlatParameters(algorithm, algorithm.group_of)
@@ -62,18 +74,33 @@ class Trainer:
         Raises NonFiniteError before a pass that would spoil the weights touches them.
         """
         outcomes = []
+        self._observe_rewards(batch)
         for part in self._algorithm.passes(self._algorithm.conditioned(batch)):
             outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
                 self._algorithm.after_step()
+        self._observe_observations(batch)
         self.num_steps += 1
         return outcomes[0] if len(outcomes) == 1 else _mean(outcomes)
+
+    def _observe_rewards(self, batch: Batch) -> None:
+        """Before the passes: the first rewards of all may be of any size."""
+        rewards = self._algorithm.rewards
+        moments = rewards.moments(batch)
+        if moments is not None:
+            rewards.observe(self._peers.sum(moments))
+
+    def _observe_observations(self, batch: Batch) -> None:
+        """After the passes: a policy is trained as it acted. Else no step would be quite on-policy."""
+        normaliser = self._algorithm.policy.normaliser
+        if normaliser is not None:
+            normaliser.observe(self._peers.sum(normaliser.moments(batch.observation)))
 
     def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
         """One step of the optimiser."""
         gradient = self._flat.grad
         gradient.zero_()
-        output = self._backward(batch)
+        output = joined(self._peers, gradient, self._backward(batch))
         groups = output.groups or tuple(self._flat.groups)
         norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
         # The one place where a step waits for the device.
@@ -85,7 +112,8 @@ class Trainer:
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
         self._optimiser.step(groups, learning_rate_factor)
-        return StepOutcome(loss, grad_norm, output.metrics, output.priority_B)
+        learning_rate = self._algorithm.learning_rate(groups[0]) * learning_rate_factor
+        return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
 
     def _backward(self, batch: Batch) -> LossOutput:
         """The loss of a batch; its gradient lands in the vector."""
@@ -120,12 +148,15 @@ class Trainer:
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
             | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
             | {_TRAINED: np.array(self.num_steps), _RNG: torch.get_rng_state().numpy()}
+            | self._cuda_rng()
         )
 
     @torch.no_grad()
     def load_state(self, state: Arrays) -> None:
         """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of something else."""
-        differences = describe_differences(self.state(), state)
+        # A run may go on with a GPU that it began without, or the other way round.
+        own, given = ({k: v for k, v in arrays.items() if k != _RNG_CUDA} for arrays in (self.state(), state))
+        differences = describe_differences(own, given)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
         for name, tensor in self._algorithm.state_dict().items():
@@ -136,6 +167,14 @@ class Trainer:
             self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
         self.num_steps = int(state[_TRAINED])
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
+        if _RNG_CUDA in state and self._flat.data.is_cuda:
+            torch.cuda.set_rng_state(torch.from_numpy(state[_RNG_CUDA]), self._flat.data.device)
+
+    def _cuda_rng(self) -> Arrays:
+        """The state of the generator that losses on a GPU draw from."""
+        if not self._flat.data.is_cuda:
+            return {}
+        return {_RNG_CUDA: torch.cuda.get_rng_state(self._flat.data.device).numpy()}
 
     def _tensors(self) -> tuple[Arrays, Arrays]:
         """Copies of trained parameters and of everything else in the algorithm. Raises NonFiniteError."""
@@ -205,6 +244,7 @@ def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:
         loss=sum(outcome.loss for outcome in outcomes) / len(outcomes),
         grad_norm=sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
         metrics=metrics,
+        learning_rate=outcomes[0].learning_rate,
     )
 
 

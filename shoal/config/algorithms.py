@@ -41,7 +41,9 @@ class AlgorithmSection(Section):
         False, description="Rewards become sign(r) log(1 + |r|), before they are clipped and scaled."
     )
     normalise_returns: bool = Field(
-        False, description="Rewards are divided by the running deviation of discounted returns."
+        False,
+        description="Rewards are divided by the running root mean square of discounted returns, before they "
+        "are scaled, and then clipped to +-10.",
     )
 
 
@@ -186,7 +188,9 @@ class SacConfig(ContinuousSection):
     learn_temperature: bool = Field(True, description="Alpha follows the target entropy.")
     temperature_learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size of alpha.")
     target_entropy: float | None = Field(
-        None, description="Entropy that alpha keeps the policy at; None: minus the elements of an action."
+        None,
+        description="Entropy that alpha keeps the policy at, of actions in half widths of bounds; None: "
+        "minus the elements of an action.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from shoal.config.connections import ListenSection
+from shoal.config.guards import GuardsSection
 from shoal.config.section import Section
 
 
@@ -20,7 +21,10 @@ class LearnerSection(Section):
         "train", min_length=1, description="Replay table that actors fill and the learner samples."
     )
     batch_envs: int = Field(
-        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
+        64,
+        ge=1,
+        le=1 << 20,
+        description="B, unrolls of one env each per batch of all learners: B x unroll_length steps.",
     )
     prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
@@ -33,6 +37,23 @@ class LearnerSection(Section):
     )
     checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
     keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
+    keep_best: bool = Field(
+        True, description="Also keep the checkpoint with the best mean return over 100 episodes."
+    )
+    max_policy_lag: int | None = Field(
+        None,
+        ge=0,
+        description="Versions that the oldest step of an unroll may lag behind when it is trained on; older "
+        "unrolls count for nothing. None: no limit.",
+    )
+    guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
+    peer_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        le=86_400,
+        description="Of several learners: one that the others wait for longer is lost (s). More than a step "
+        "takes on the slowest of them.",
+    )
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )
@@ -44,5 +65,5 @@ class StopSection(Section):
     until_return: float | None = Field(
         None, description="Mean return over the last 100 training episodes to reach."
     )
-    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
+    steps: int | None = Field(None, ge=1, description="Environment steps of a policy, over all restarts.")
     minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")
