@@ -80,6 +80,10 @@ class Guards:
         self._num_rollbacks = 0
         # Times that each was raised in this life.
         self.fired: dict[str, int] = {}
+        for name in self._actions:
+            # Shown from the start.
+            metrics.guard_active(name).set(0)
+            metrics.guard_fired(name)
         self.begin()
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 from services.learner.batches import BatchSlot
 from services.learner.guards import GuardError, Guards, RollBack
@@ -25,10 +26,10 @@ from services.learner.staleness import leave_out_stale
 from services.learner.summaries import Summaries
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
-from shoal.config.algorithms import is_synchronous
+from shoal.config.algorithms import ReplayedSection, is_synchronous
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
-from shoal.records import EnvSpec
+from shoal.records import EnvSpec, Episode
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,8 @@ class TrainingLoop:
         self._progress = resumed.progress
         self._ring = ring
         self._publisher = parts.publisher
+        # Algorithms that learn from what anybody did can begin with random actions; others must not.
+        self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
@@ -145,6 +148,8 @@ class TrainingLoop:
             self._metrics.stale_steps.inc(fresh.num_stale)
             if fresh.batch is None:
                 self._metrics.stale_batches.inc()
+                if slot.refs is not None:
+                    self._count_data(slot.env_steps, slot.episodes)
                 return None
             with self._metrics.phases.measure("train"):
                 outcome = self._trainer.step(fresh.batch, self._rate.factor(self._progress.env_steps))
@@ -153,15 +158,21 @@ class TrainingLoop:
             if not self._progress.learner_steps:
                 log.info("%sfirst batch trained", self._metrics.log_label)
             lag = Lag.of(self._progress.policy_version, slot.versions())
-            num_transitions = slot.num_transitions - fresh.num_stale
-            self._progress.count_batch(num_transitions, slot.episodes)
+            trained_steps = slot.num_transitions - fresh.num_stale
+            # What came into a sampled table did come, whatever is trained on.
+            self._count_data(trained_steps if slot.refs is None else slot.env_steps, slot.episodes)
+            self._progress.count_step(trained_steps)
             self._metrics.steps.inc()
-            self._metrics.env_steps.inc(num_transitions)
-            self._metrics.episodes.inc(len(slot.episodes))
+            self._metrics.trained_steps.inc(trained_steps)
             self._metrics.observe_lag(lag.counts)
             return outcome, lag
         finally:
             self._ring.release(slot)
+
+    def _count_data(self, env_steps: int, episodes: Sequence[Episode]) -> None:
+        self._progress.count_data(env_steps, episodes)
+        self._metrics.env_steps.inc(env_steps)
+        self._metrics.episodes.inc(len(episodes))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
@@ -193,7 +204,8 @@ class TrainingLoop:
             self._progress.policy_version = self._versions.next()
             if self._is_synchronous:
                 self._ring.refuse_older_than(self._progress.policy_version)
-            self._publisher.publish(self._progress.policy_version, weights)
+            untrained = self._warms_up and not self._progress.learner_steps
+            self._publisher.publish(self._progress.policy_version, weights, untrained)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
@@ -206,6 +218,7 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,

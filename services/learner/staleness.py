@@ -32,13 +32,16 @@ def leave_out_stale(slot: BatchSlot, newest_version: int, max_lag: int | None) -
     batch = slot.on_device()
     if max_lag is None:
         return Fresh(batch)
-    valid_TB = ~slot.arrays[FIRST][1:]
-    old_TB = valid_TB & (slot.arrays[POLICY_VERSION][:-1] < newest_version - max_lag)
+    # A batch of which some items could not be used has columns of an older one at its end.
+    filled = slice(slot.num_filled)
+    valid_TB = ~slot.arrays[FIRST][1:, filled]
+    old_TB = valid_TB & (slot.arrays[POLICY_VERSION][:-1, filled] < newest_version - max_lag)
     stale_B = old_TB.any(0)
     if not stale_B.any():
         return Fresh(batch)
     num_stale = int(np.count_nonzero(valid_TB[:, stale_B]))
     if stale_B.all():
         return Fresh(None, num_stale)
-    keep_B = torch.from_numpy(~stale_B).to(batch.weight_B.device)
+    keep_B = torch.ones_like(batch.weight_B)
+    keep_B[filled] = torch.from_numpy(~stale_B).to(keep_B)
     return Fresh(replace(batch, weight_B=batch.weight_B * keep_B), num_stale)

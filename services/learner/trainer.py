@@ -26,7 +26,8 @@ from shoal.policy.weights import describe_differences
 _POLICY = "policy."
 _ALGORITHM = "algorithm/"
 _EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
-_NUM_STEPS, _TRAINED, _RNG = "adam/num_steps/", "trained_batches", "rng/cpu"
+_NUM_STEPS, _TRAINED = "adam/num_steps/", "trained_batches"
+_RNG, _RNG_CUDA = "rng/cpu", "rng/cuda"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
 
@@ -150,12 +151,15 @@ class Trainer:
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
             | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
             | {_TRAINED: np.array(self.num_steps), _RNG: torch.get_rng_state().numpy()}
+            | self._cuda_rng()
         )
 
     @torch.no_grad()
     def load_state(self, state: Arrays) -> None:
         """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of something else."""
-        differences = describe_differences(self.state(), state)
+        # A run may go on with a GPU that it began without, or the other way round.
+        own, given = ({k: v for k, v in arrays.items() if k != _RNG_CUDA} for arrays in (self.state(), state))
+        differences = describe_differences(own, given)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
         for name, tensor in self._algorithm.state_dict().items():
@@ -166,6 +170,14 @@ class Trainer:
             self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
         self.num_steps = int(state[_TRAINED])
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
+        if _RNG_CUDA in state and self._flat.data.is_cuda:
+            torch.cuda.set_rng_state(torch.from_numpy(state[_RNG_CUDA]), self._flat.data.device)
+
+    def _cuda_rng(self) -> Arrays:
+        """The state of the generator that losses on a GPU draw from."""
+        if not self._flat.data.is_cuda:
+            return {}
+        return {_RNG_CUDA: torch.cuda.get_rng_state(self._flat.data.device).numpy()}
 
     def _tensors(self) -> tuple[Arrays, Arrays]:
         """Copies of trained parameters and of everything else in the algorithm. Raises NonFiniteError."""

@@ -55,5 +55,5 @@ class StopSection(Section):
     until_return: float | None = Field(
         None, description="Mean return over the last 100 training episodes to reach."
     )
-    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
+    steps: int | None = Field(None, ge=1, description="Environment steps of a policy, over all restarts.")
     minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")
