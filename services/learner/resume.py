@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from services.learner.parts import Parts
+from services.learner.precision import Precision
 from services.learner.progress import Progress
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
@@ -38,7 +39,14 @@ def build_or_resume(config: Config, parts: Parts, spec: EnvSpec, device: torch.d
     """
     torch.manual_seed(policy_seed(config, parts.place.name))
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec)).to(device)
-    trainer = Trainer(algorithm, config.algorithm.max_grad_norm)
+    settings = config.learner
+    trainer = Trainer(
+        algorithm,
+        config.algorithm.max_grad_norm,
+        settings.accumulate,
+        precision=Precision(settings.precision, device.type),
+        compile_loss=settings.compile,
+    )
     path, label = parts.store.path, parts.metrics.log_label
     checkpoint = parts.store.newest()
     if checkpoint is None:
