@@ -72,6 +72,7 @@ class Reporter:
         metrics = self._metrics
         metrics.run_steps.set(progress.learner_steps)
         metrics.run_env_steps.set(progress.env_steps)
+        metrics.run_trained_steps.set(progress.trained_steps)
         metrics.policy_version.set(progress.policy_version)
         metrics.loss.set(outcome.loss)
         metrics.grad_norm.set(outcome.grad_norm)

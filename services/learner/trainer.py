@@ -7,7 +7,7 @@ Owns the algorithm's parameters and the optimiser's state. Training thread only;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from services.learner.optimiser import Adam, FlatParameters
+from services.learner.peers import Alone, Peers, joined
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
@@ -47,10 +48,6 @@ class StepOutcome:
     priority_B: Tensor | None = None
 
 
-def _alone(moments: Tensor) -> Tensor:
-    return moments
-
-
 class Trainer:
     """Trains with an algorithm that is already on its device."""
 
@@ -59,12 +56,12 @@ class Trainer:
         algorithm: Algorithm[Any],
         max_grad_norm: float,
         accumulate: int = 1,
-        total: Callable[[Tensor], Tensor] = _alone,
+        peers: Peers | None = None,
     ) -> None:
-        """`accumulate`: parts whose gradients are added up before a step. `total`: the sum of a tensor over
-        all learners, for running statistics."""
-        self._total = total
+        """`accumulate`: parts whose gradients are added up before a step."""
         self._algorithm = algorithm
+        self._peers = peers or Alone()
+        algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
         self._flat = FlatParameters(algorithm, algorithm.group_of)
@@ -91,19 +88,19 @@ class Trainer:
         rewards = self._algorithm.rewards
         moments = rewards.moments(batch)
         if moments is not None:
-            rewards.observe(self._total(moments))
+            rewards.observe(self._peers.sum(moments))
 
     def _observe_observations(self, batch: Batch) -> None:
         """After the passes: a policy is trained as it acted. Else no step would be quite on-policy."""
         normaliser = self._algorithm.policy.normaliser
         if normaliser is not None:
-            normaliser.observe(self._total(normaliser.moments(batch.observation)))
+            normaliser.observe(self._peers.sum(normaliser.moments(batch.observation)))
 
     def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
         """One step of the optimiser."""
         gradient = self._flat.grad
         gradient.zero_()
-        output = self._backward(batch)
+        output = joined(self._peers, gradient, self._backward(batch))
         groups = output.groups or tuple(self._flat.groups)
         norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
         # The one place where a step waits for the device.
