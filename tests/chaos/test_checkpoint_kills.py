@@ -1,4 +1,4 @@
-"""`kill -9` while checkpoints are written, at 200 random moments: what is there is whole, and nothing is lost."""
+"""`kill -9` while checkpoints are written, at 200 random moments: what is there is whole."""
 
 from __future__ import annotations
 

@@ -132,13 +132,14 @@ def test_a_learner_that_is_killed_again_and_again(tmp_path: Path) -> None:
 
 def report(found: list[Life], versions: list[int]) -> None:
     back = sorted(life.back_s for life in found)
+    trained, lost = sum(life.trained_steps for life in found), max(life.lost_steps for life in found)
+    lost_s = max(life.lost_s for life in found)
     print(
-        f"seed {SEED}: {len(found)} kills, {sum(life.trained_steps for life in found)} steps trained; first new "
-        f"step {back[len(back) // 2]:.1f} s after the start in the median, {back[-1]:.1f} s at most; lost "
-        f"{max(life.lost_steps for life in found)} steps or {max(life.lost_s for life in found):.2f} s at most "
-        f"(a checkpoint every {CHECKPOINT_EVERY_S} s); {len(versions)} versions seen, none older than before"
+        f"seed {SEED}: {len(found)} kills, {trained} steps trained; first new step {back[len(back) // 2]:.1f} s "
+        f"after the start in the median, {back[-1]:.1f} s at most; lost {lost} steps or {lost_s:.2f} s at most (a "
+        f"checkpoint every {CHECKPOINT_EVERY_S} s); {len(versions)} versions seen, none older than before"
     )
     assert back[len(back) // 2] < MAX_BACK_S
     assert back[-1] < BUSY_BACK_S
-    assert max(life.lost_s for life in found) <= CHECKPOINT_EVERY_S + WRITE_S
+    assert lost_s <= CHECKPOINT_EVERY_S + WRITE_S
     assert all(a < b for a, b in itertools.pairwise(versions)), "a version went back"
