@@ -195,6 +195,8 @@ class BatchSlot:
         self.arrays[_WEIGHT.name].fill(1.0)
         self.num_filled = 0
         self.num_transitions = 0
+        # Environment steps that this batch tells of: those in it, or what came into a sampled table.
+        self.env_steps = 0
         self.episodes: list[Episode] = []
         # Where the first `num_filled` came from, if they can get new priorities.
         self.refs: ItemRefs | None = None
@@ -215,6 +217,7 @@ class BatchSlot:
             else:
                 array[:, self.num_filled : end] = given
         self._filled_up_to(end)
+        self.env_steps = self.num_transitions
 
     def fill_sequences(self, trajectories: Sequence[Trajectory], weights: np.ndarray) -> None:
         """All that the batch gets, each of one environment. What stays empty counts nothing."""

@@ -2,27 +2,32 @@
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
 checkpoint and the result. Talks to the event loop only through the ring, the publisher and what takes the
-priorities back.
+priorities back. Of several learners all go the same way, step by step; the chief alone publishes and saves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+
+import numpy as np
 
 from services.learner.batches import BatchSlot
 from services.learner.guards import GuardError, Guards, RollBack
 from services.learner.parts import Parts
+from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
+from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
-from services.learner.staleness import leave_out_stale
-from services.learner.summaries import Summaries
+from services.learner.staleness import Fresh, leave_out_stale
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import is_synchronous
@@ -47,9 +52,10 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries,
+        summaries: Curves,
         priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
+        peers: Peers | None = None,
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
@@ -64,6 +70,7 @@ class TrainingLoop:
         self._metrics = parts.metrics
         self._priorities = priorities
         self._clock = clock
+        self._peers = peers or Alone()
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._rate = LearningRate(config, ring.length)
         self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
@@ -102,12 +109,12 @@ class TrainingLoop:
         next_checkpoint = self._clock() + settings.checkpoint_every_s
         last: tuple[StepOutcome, Lag] | None = None
         while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
-            slot = self._take_batch()
-            if slot is None:
+            taken = self._take_batch()
+            if taken is None:
                 reason = "stopped"
                 break
             try:
-                done = self._step(slot)
+                done = self._step(*taken)
                 if done is None:
                     continue
                 last = done
@@ -126,42 +133,65 @@ class TrainingLoop:
             self._reporter.report(self._progress, *last)
         return reason
 
-    def _take_batch(self) -> BatchSlot | None:
-        """The next batch, or None when the learner is to stop."""
+    def _take_batch(self) -> tuple[BatchSlot, Round] | None:
+        """The next batch, once all learners have one; None when one of them is to stop."""
+        slot: BatchSlot | None = None
         while True:
             with self._metrics.phases.measure("wait"):
-                try:
-                    slot = self._ring.take_ready(_WAIT_SLICE_S)
-                except RingClosed:
-                    return None
-            if slot is not None:
-                return slot
+                with contextlib.suppress(RingClosed):
+                    slot = slot or self._ring.take_ready(_WAIT_SLICE_S)
+                agreed = self._hold_round(slot)
+            if agreed.is_stopping:
+                return None
+            if slot is not None and agreed.is_complete:
+                return slot, agreed
             self._guards.waited(self._progress.learner_steps)
 
-    def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag] | None:
+    def _hold_round(self, slot: BatchSlot | None) -> Round:
+        is_stopping, version = self._ring.is_closed, self._progress.policy_version
+        if slot is None:
+            return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
+        # Every learner hears all that comes into a sampled table: one of them counts it.
+        counts = slot.refs is None or self._peers.rank == 0
+        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
+        return hold_round(self._peers, told, episodes)
+
+    def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if all of it is too old."""
+        self._progress.policy_version = agreed.policy_version
+        factor = self._rate.factor(self._progress.env_steps)
+        self._progress.count_data(agreed.env_steps, agreed.episodes)
+        self._metrics.env_steps.inc(slot.env_steps)
+        self._metrics.episodes.inc(len(slot.episodes))
         try:
-            fresh = leave_out_stale(slot, self._progress.policy_version, self._config.learner.max_policy_lag)
+            fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)
-            if fresh.batch is None:
+            num_fresh = self._num_fresh(slot, fresh, agreed)
+            if not num_fresh:
                 self._metrics.stale_batches.inc()
                 return None
             with self._metrics.phases.measure("train"):
-                outcome = self._trainer.step(fresh.batch, self._rate.factor(self._progress.env_steps))
+                outcome = self._trainer.step(fresh.batch, factor)
             if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
                 self._priorities.after_step(slot.refs, outcome.priority_B)
             if not self._progress.learner_steps:
                 log.info("%sfirst batch trained", self._metrics.log_label)
-            lag = Lag.of(self._progress.policy_version, slot.versions())
-            num_transitions = slot.num_transitions - fresh.num_stale
-            self._progress.count_batch(num_transitions, slot.episodes)
+            self._progress.count_step(num_fresh)
             self._metrics.steps.inc()
-            self._metrics.env_steps.inc(num_transitions)
-            self._metrics.episodes.inc(len(slot.episodes))
+            self._metrics.trained_steps.inc(slot.num_transitions - fresh.num_stale)
+            lag = Lag.of(agreed.policy_version, slot.versions())
             self._metrics.observe_lag(lag.counts)
             return outcome, lag
         finally:
             self._ring.release(slot)
+
+    def _num_fresh(self, slot: BatchSlot, fresh: Fresh, agreed: Round) -> int:
+        """Steps that all learners have left to train on: they make a step together or none."""
+        if self._config.learner.max_policy_lag is None:
+            return agreed.num_transitions
+        own = np.array([slot.num_transitions - fresh.num_stale])
+        return int(sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
@@ -188,6 +218,8 @@ class TrainingLoop:
         self._save(saver)
 
     def _publish(self) -> None:
+        if self._peers.rank != 0:
+            return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
@@ -197,6 +229,8 @@ class TrainingLoop:
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
+        if self._peers.rank != 0:
+            return
         saver.save(self._trainer.state(), self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:
@@ -206,6 +240,7 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,

@@ -20,8 +20,9 @@ LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
-    "env_steps": "Environment steps trained on by this process.",
-    "episodes": "Finished episodes in trained trajectories.",
+    "env_steps": "Environment steps of this process's data; those of a sampled table as they come.",
+    "trained_steps": "Steps that this process trained on; those of a sampled table each time.",
+    "episodes": "Finished episodes in those environment steps.",
     "stale_steps": "Environment steps that count for nothing: they are older than learner.max_policy_lag.",
     "stale_batches": "Batches that were not trained on because all of their unrolls are too old.",
     "rollbacks": "Times that training went back to a checkpoint because a guard asked for it.",
@@ -34,7 +35,8 @@ COUNTERS = {
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
 GAUGES = {
-    "run_env_steps": "Environment steps trained on, over all restarts.",
+    "run_env_steps": "Environment steps, over all restarts.",
+    "run_trained_steps": "Steps trained on, over all restarts.",
     "run_steps": "Learner steps, over all restarts.",
     "episode_return_mean": "Mean return of the last 100 episodes (of fewer before there are 100).",
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
@@ -154,6 +156,7 @@ class PolicyMetrics:
 
         self.steps = counter("steps")
         self.env_steps = counter("env_steps")
+        self.trained_steps = counter("trained_steps")
         self.episodes = counter("episodes")
         self.stale_steps = counter("stale_steps")
         self.stale_batches = counter("stale_batches")
@@ -166,6 +169,7 @@ class PolicyMetrics:
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
+        self.run_trained_steps = gauge("run_trained_steps")
         self.run_steps = gauge("run_steps")
         self.episode_return_mean = gauge("episode_return_mean")
         self.episode_length_mean = gauge("episode_length_mean_steps")

@@ -16,10 +16,10 @@ from typing import Protocol
 
 import numpy as np
 
-from services.learner.batches import BatchLayout
+from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.metrics import PolicyMetrics
 from services.learner.ring import BatchRing, Packer, RingClosed
-from shoal.clients.replay_draw import SampledBatch
+from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.errors import InvalidArgumentError
 from shoal.records import Item, Trajectory, Transitions
 
@@ -98,8 +98,7 @@ class Prefetcher:
         slot = self._ring.take_free()
         with self._metrics.phases.measure("copy"):
             slot.fill_sequences(usable, sampled.weights[kept])
-            slot.refs = sampled.refs.take(kept)
-        self._ring.put_ready(slot)
+        self._hand_on(slot, sampled, sampled.refs.take(kept))
 
     def _pack_transitions(self, sampled: SampledBatch, transitions: Transitions) -> None:
         with self._metrics.phases.measure("decode"):
@@ -110,7 +109,12 @@ class Prefetcher:
         slot = self._ring.take_free()
         with self._metrics.phases.measure("copy"):
             slot.fill_transitions(transitions.columns, sampled.weights)
-            slot.refs = sampled.refs
+        self._hand_on(slot, sampled, sampled.refs)
+
+    def _hand_on(self, slot: BatchSlot, sampled: SampledBatch, refs: ItemRefs) -> None:
+        slot.refs = refs
+        slot.env_steps = sampled.steps_inserted
+        slot.episodes.extend(sampled.episodes)
         self._ring.put_ready(slot)
 
     def _usable(self, item: Item, num_envs: int | None = None) -> Trajectory | None:

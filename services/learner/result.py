@@ -24,6 +24,7 @@ class RunResult:
     reason: str
     mean_return: float | None
     env_steps: int
+    trained_steps: int
     learner_steps: int
     policy_version: int
     seconds: float

@@ -7,7 +7,7 @@ Owns the algorithm's parameters and the optimiser's state. Training thread only;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from services.learner.compiling import CompiledLoss
 from services.learner.gradients import backward
 from services.learner.optimiser import Adam, FlatParameters
+from services.learner.peers import Alone, Peers, joined
 from services.learner.precision import Precision
 from shoal.algorithms.algorithm import Algorithm
 from shoal.algorithms.batch import Batch
@@ -49,10 +50,6 @@ class StepOutcome:
     priority_B: Tensor | None = None
 
 
-def _alone(moments: Tensor) -> Tensor:
-    return moments
-
-
 class Trainer:
     """Trains with an algorithm that is already on its device."""
 
@@ -61,16 +58,16 @@ class Trainer:
         algorithm: Algorithm[Any],
         max_grad_norm: float,
         accumulate: int = 1,
-        total: Callable[[Tensor], Tensor] = _alone,
+        peers: Peers | None = None,
         precision: Precision | None = None,
         compile_loss: bool = False,
     ) -> None:
-        """`accumulate`: parts whose gradients are added up before a step. `total`: the sum of a tensor over
-        all learners, for running statistics."""
+        """`accumulate`: parts whose gradients are added up before a step."""
         self._precision = precision or Precision()
         self._loss = CompiledLoss(algorithm) if compile_loss else algorithm.loss
-        self._total = total
         self._algorithm = algorithm
+        self._peers = peers or Alone()
+        algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
         self._flat = FlatParameters(algorithm, algorithm.group_of)
@@ -107,19 +104,20 @@ class Trainer:
         rewards = self._algorithm.rewards
         moments = rewards.moments(batch)
         if moments is not None:
-            rewards.observe(self._total(moments))
+            rewards.observe(self._peers.sum(moments))
 
     def _observe_observations(self, batch: Batch) -> None:
         """After the passes: a policy is trained as it acted. Else no step would be quite on-policy."""
         normaliser = self._algorithm.policy.normaliser
         if normaliser is not None:
-            normaliser.observe(self._total(normaliser.moments(batch.observation)))
+            normaliser.observe(self._peers.sum(normaliser.moments(batch.observation)))
 
     def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
         """One step of the optimiser."""
         gradient = self._flat.grad
         while True:
             output = backward(self._loss, batch, gradient, self._precision, self._accumulate)
+            output = joined(self._peers, gradient, output)
             groups = output.groups or tuple(self._flat.groups)
             norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
             # The one place where a step waits for the device.

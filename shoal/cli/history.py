@@ -37,6 +37,8 @@ class Sample:
     evaluation_return: float | None = None
     env_steps_per_s: float | None = None
     trained_steps_per_s: float | None = None
+    # How often an environment step was trained on, in the mean over the run so far.
+    samples_per_step: float | None = None
     learner_waiting: float | None = None
     inference_batch: float | None = None
     inference_latency_ms: float | None = None

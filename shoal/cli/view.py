@@ -74,7 +74,7 @@ def plain_line(sample: Sample, children: Sequence[Child]) -> str:
         *([f"loss {figures.losses(sample)}"] if sample.policies else []),
         f"steps {figures.env_steps(sample)}",
         f"collected {figures.per_second(sample.env_steps_per_s)}",
-        f"trained {figures.per_second(sample.trained_steps_per_s)}",
+        f"trained {figures.trained(sample)}",
         f"learner waits {figures.percent(sample.learner_waiting)}",
         f"batch {figures.inference(sample)}",
         f"replay {figures.replay(sample)}",
@@ -143,7 +143,7 @@ class LiveView:
             ("return", f"[bold]{figures.episode_return(sample)}[/]{target}"),
             ("env steps", figures.env_steps(sample)),
             ("collected", figures.per_second(sample.env_steps_per_s)),
-            ("trained", figures.trained(sample)),
+            ("trained", figures.trained_at_once(sample)),
         ]
         right = [
             ("learner waiting", figures.percent(sample.learner_waiting)),

@@ -23,7 +23,10 @@ class LearnerSection(Section):
         "train", min_length=1, description="Replay table that actors fill and the learner samples."
     )
     batch_envs: int = Field(
-        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
+        64,
+        ge=1,
+        le=1 << 20,
+        description="B, unrolls of one env each per batch of all learners: B x unroll_length steps.",
     )
     prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
@@ -59,6 +62,13 @@ class LearnerSection(Section):
         "unrolls count for nothing. None: no limit.",
     )
     guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
+    peer_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        le=86_400,
+        description="Of several learners: one that the others wait for longer is lost (s). More than a step "
+        "takes on the slowest of them.",
+    )
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )
@@ -79,5 +89,5 @@ class StopSection(Section):
     until_return: float | None = Field(
         None, description="Mean return over the last 100 training episodes to reach."
     )
-    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
+    steps: int | None = Field(None, ge=1, description="Environment steps of a policy, over all restarts.")
     minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from shoal.cli import figures
@@ -42,6 +43,12 @@ def test_plain_line_has_every_figure() -> None:
         "   1:15  return 123.5  steps 1,234,567  collected 210k/s  trained 208k/s  learner waits 12 %  "
         "batch 256 rows, 1.2 ms  replay 3 items, 19 %  lag 1.4  restarts 2  up 4/4"
     )
+
+
+@pytest.mark.parametrize(("times", "said"), [(None, ""), (1.0, ""), (255.64, ", 256 samples per step")])
+def test_how_often_a_step_is_trained_on_is_shown_where_it_is_not_once(times: float | None, said: str) -> None:
+    line = plain_line(replace(SAMPLE, samples_per_step=times), children())
+    assert f"trained 208k/s{said}  learner" in line
 
 
 def test_plain_line_before_anything_is_known() -> None:

@@ -100,7 +100,7 @@ def test_packing_equals_concatenation(seed: int, sizes: list[int], batch_envs: i
         for name, array in states.items():
             np.testing.assert_array_equal(slot.arrays[name], array[part])
         valid = ~whole["first"][1:, part]
-        assert slot.num_transitions == np.count_nonzero(valid)
+        assert slot.num_transitions == slot.env_steps == np.count_nonzero(valid)
         np.testing.assert_array_equal(slot.versions(), whole["policy_version"][:-1, part][valid])
         # The episodes of a trajectory come with the batch that holds its last environment.
         expected = [

@@ -21,13 +21,14 @@ from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_draw import Source as Origin
 from shoal.config.connections import LimitsSection
 from shoal.errors import NotFoundError
-from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Item, Life, Trajectory, Transitions
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Item, Life, Trajectory, Transitions
 from shoal.rpc.addresses import Address
 from shoal.wire import decode_sequence, encode_trajectory
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (2,)),), DiscreteAction(2))
 LAYOUT = BatchLayout(SPEC, (), (), unroll_length=2, batch_envs=4)
 LIFE = Life("actor-1", "run")
+EPISODES = (Episode(1.0, 9), Episode(2.0, 8))
 
 
 def payload(number: int, num_envs: int = 4, length: int = 2, first_step: int = 0) -> bytes:
@@ -52,7 +53,7 @@ def refs(*keys: int) -> ItemRefs:
 
 def batch_of(payloads: Sequence[bytes], weights: Sequence[float]) -> SampledBatch:
     items = tuple(Item(n, LIFE, n, (data,)) for n, data in enumerate(payloads))
-    return SampledBatch(items, None, np.array(weights), refs(*range(len(payloads))))
+    return SampledBatch(items, None, np.array(weights), refs(*range(len(payloads))), 30, EPISODES)
 
 
 def transitions_of(number: float, size: int = 4) -> SampledBatch:
@@ -66,7 +67,7 @@ def transitions_of(number: float, size: int = 4) -> SampledBatch:
         "policy_version": np.zeros(size, np.int64),
     }
     transitions = Transitions(np.arange(size, dtype=np.uint64), np.ones(size), columns)
-    return SampledBatch((), transitions, np.linspace(0.25, 1, size), refs(*range(size)))
+    return SampledBatch((), transitions, np.linspace(0.25, 1, size), refs(*range(size)), 20, EPISODES)
 
 
 class Batches:
@@ -278,6 +279,7 @@ def test_a_sampled_batch_is_one_batch_with_its_weights_and_refs(caplog: pytest.L
         assert slot.refs is not None
         assert slot.refs.keys.tolist() == [0, 3]
         assert (slot.num_filled, slot.num_transitions) == (2, 4)
+        assert (slot.env_steps, slot.episodes) == (30, list(EPISODES))
         rig.ring.release(slot)
         slot = await rig.take()
         assert slot.on_device().weight_B.tolist() == [1.0] * 4
@@ -304,6 +306,7 @@ def test_transitions_are_one_batch_or_none(caplog: pytest.LogCaptureFixture) -> 
             assert batch.weight_B.tolist() == [0.25, 0.5, 0.75, 1.0]
             assert slot.refs is not None
             assert len(slot.refs) == 4
+            assert (slot.num_transitions, slot.env_steps, slot.episodes) == (4, 20, list(EPISODES))
             rig.ring.release(slot)
         assert rig.value("shoal_learner_trajectories_dropped_total") == 4
         task.cancel()
