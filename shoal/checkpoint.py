@@ -3,6 +3,7 @@
     checkpoints/000007-step-1234/   tensors.safetensors   weights (`policy/...`), optimiser, RNG
                                     state.json            counters, the env spec and its hash, configuration
                                     SHA256SUMS            of the two; `sha256sum -c` checks them by hand
+    checkpoints/best                a link to the one with the best mean return
 
 The learner writes them (`services.learner.checkpoint`): whole, or not there. No pickle, no torch. Blocking;
 any thread.
@@ -32,10 +33,12 @@ log = logging.getLogger(__name__)
 FORMAT = 2
 
 TENSORS, STATE, SUMS = "tensors.safetensors", "state.json", "SHA256SUMS"
+# Links to the checkpoint with the best mean return.
+BEST = "best"
 # In front of the names of a policy's weights, among all tensors.
 WEIGHTS = "policy/"
 
-_NAME = re.compile(r"(\d{6,})-step-\d+")
+_NAME = re.compile(r"(\d{6,})-step-(\d+)")
 
 Read = TypeVar("Read")
 
@@ -65,14 +68,24 @@ def numbered(directory: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def newest_whole(directory: Path, read: Callable[[Path], Read], advice: str) -> Read | None:
+def best_of(directory: Path) -> Path | None:
+    """The checkpoint that is marked as the best; None if none is."""
+    path = (directory / BEST).resolve()
+    return path if _NAME.fullmatch(path.name) and path.is_dir() else None
+
+
+def newest_whole(
+    directory: Path, read: Callable[[Path], Read], advice: str, max_step: int | None = None
+) -> Read | None:
     """What `read` makes of the newest that it can read. A broken one is reported and passed over.
 
-    None if there are none. Raises CheckpointError, with `advice`, if there are some and none is whole:
-    starting afresh is for the user to decide.
+    None if there are none, of at most `max_step` learner steps where that is given. Raises CheckpointError,
+    with `advice`, if there are some and none is whole: starting afresh is for the user to decide.
     """
     problems = []
     for _, path in reversed(numbered(directory)):
+        if max_step is not None and _step_of(path) > max_step:
+            continue
         try:
             return read(path)
         except CheckpointError as error:
@@ -81,6 +94,12 @@ def newest_whole(directory: Path, read: Callable[[Path], Read], advice: str) -> 
     if problems:
         raise CheckpointError(f"no usable checkpoint: {'; '.join(problems)}: {advice}")
     return None
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None, f"{path} is not a checkpoint's name"
+    return int(match[2])
 
 
 def read_stored(path: Path) -> StoredCheckpoint:

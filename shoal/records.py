@@ -25,6 +25,9 @@ FIRST = "first"
 POLICY_VERSION = "policy_version"
 OBSERVATION = "observation"
 LOG_PROB = "log_prob"
+# Of a `q` policy: the value of the action taken, and that of the best one allowed.
+Q_VALUE = "q_value"
+Q_MAX = "q_max"
 # An observation that says which actions are allowed: it is no input of the network.
 ACTION_MASK = "action_mask"
 
@@ -32,6 +35,11 @@ ACTION_MASK = "action_mask"
 INITIAL = "initial."
 # States that are the frames before the newest one, [E, frames, ...]: whoever shows the frames knows them.
 FRAMES = "frames."
+
+# Columns of n-step transitions that no trajectory has; NEXT stands before the name of an observation.
+DISCOUNT = "discount"
+NUM_STEPS = "num_steps"
+NEXT = "next_"
 
 Columns = dict[str, np.ndarray]
 
@@ -204,7 +212,9 @@ class WeightsSnapshot:
     version: int
     data: bytes
     sha256: bytes = field(repr=False)
+    # Nothing was learnt yet: whoever explores acts at random.
+    untrained: bool = False
 
     @staticmethod
-    def of(version: int, data: bytes) -> WeightsSnapshot:
-        return WeightsSnapshot(version, data, hashlib.sha256(data).digest())
+    def of(version: int, data: bytes, untrained: bool = False) -> WeightsSnapshot:
+        return WeightsSnapshot(version, data, hashlib.sha256(data).digest(), untrained)

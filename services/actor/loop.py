@@ -19,12 +19,14 @@ from services.actor.group import Group
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Lockstep, Part
 from services.actor.metrics import ActorMetrics
+from services.actor.priorities import first_priorities
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
+from shoal.config.algorithms import is_synchronous, max_wait_s
 from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
@@ -184,6 +186,8 @@ class Actor:
             limits=config.limits,
             index=index,
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
+            priorities=first_priorities(config.algorithm, table),
+            synchronous=is_synchronous(config.algorithm),
         )
 
     def _hello(self, index: int, part: Part) -> ActHello:
@@ -200,6 +204,7 @@ class Actor:
             policy=part.policy,
             epsilon=epsilon,
             noise=exploration.noise,
+            max_wait_s=max_wait_s(self._config.algorithm),
         )
 
     def _make_writer(self, policy: str, spec: EnvSpec) -> ReplayWriter:

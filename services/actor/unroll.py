@@ -94,6 +94,11 @@ class UnrollBuilder:
         """That chose the last actions."""
         return int(self._columns[POLICY_VERSION][self._t - 1, 0])
 
+    @property
+    def oldest_version(self) -> int:
+        """That chose the first actions: on one stream versions never go back."""
+        return int(self._columns[POLICY_VERSION][0, 0])
+
     def start(self, step: EnvStep) -> None:
         """Begins an unroll at what the environments show after a reset."""
         self._t = 0

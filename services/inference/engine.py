@@ -18,11 +18,12 @@ import torch
 
 from services.inference.batcher import Batcher, Request
 from services.inference.compiling import compile_now, compiled
+from services.inference.held import HeldSteps
 from services.inference.hot_swap import HotSwap
 from services.inference.metrics import InferenceMetrics
 from services.inference.runner import Runner
 from services.inference.seats import Seats
-from services.inference.session import Session, choice_of
+from services.inference.session import Session, choice_of, max_wait_of
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
 from shoal.config.network import PolicySection
 from shoal.config.tree import InferenceSection
@@ -36,6 +37,8 @@ from shoal.errors import (
 from shoal.metrics import Clock
 from shoal.policy.network import Policy, build_policy
 from shoal.records import DEFAULT_POLICY, Columns, EnvSpec, WeightsSnapshot
+
+_DRAINING = "the inference server is shutting down: dial another replica"
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Engine:
         self._version = -1
         metrics.policy_version.labels(name).set(-1)
         self._sessions: dict[int, Session] = {}
+        self._held = HeldSteps(self._batcher.submit, clock)
         self._num_slots = 0
         self._seats = seats or Seats(config.max_envs)
         self._num_threads = num_threads
@@ -97,9 +101,10 @@ class Engine:
         await asyncio.shield(self._crash)
 
     def drain(self) -> None:
-        """No new sessions from now on; those that wait for weights are told so. Open ones go on."""
+        """No new sessions from now on; whoever waits for weights is told so. Other open ones go on."""
         self._draining = True
         self._settle("")
+        self._held.refuse(_DRAINING)
 
     async def close(self) -> None:
         """Ends the model thread after its current batch; whoever still waits gets UnavailableError."""
@@ -121,11 +126,12 @@ class Engine:
         model = await self._adopt(hello.spec)
         refusal = "" if self._draining else await asyncio.shield(model.verdict)
         if self._draining:
-            raise UnavailableError("the inference server is shutting down: dial another replica")
+            raise UnavailableError(_DRAINING)
         if refusal:
             raise SpecMismatchError(refusal)
         model.weights.check_exploration(bool(hello.epsilon), hello.noise > 0)
-        session = Session(model.spec, hello.num_envs, choice_of(hello, self._device))
+        choice = choice_of(hello, self._device)
+        session = Session(model.spec, hello.num_envs, choice, max_wait_of(hello))
         number = self._seats.take(hello.num_envs)
         self._sessions[number] = session
         self._count_slots(hello.num_envs)
@@ -133,7 +139,12 @@ class Engine:
         return number, ActWelcome(self._config.id, self._version, weights.outputs, weights.state)
 
     async def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> ActReply:
         state = self._sessions.get(session)
         if state is None or self._closed:
@@ -147,14 +158,18 @@ class Engine:
             raise
         request = Request(state, observation, first, starts_unroll, self._clock())
         state.waiter = self._loop.create_future()
-        self._batcher.submit(request)
         try:
+            if min_version <= self._version:
+                self._batcher.submit(request)
+            else:
+                self._held.hold(request, min_version)
             return await state.waiter
         except asyncio.CancelledError:
             request.abandoned = True
             raise
         finally:
             state.waiter = None
+            self._held.forget(request)
 
     def disconnect(self, session: int) -> None:
         state = self._sessions.pop(session, None)
@@ -195,12 +210,15 @@ class Engine:
             if snapshot.version <= self._version:
                 return False
             start_s = self._clock()
-            await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
+            await asyncio.to_thread(
+                self._model.weights.load, snapshot.version, snapshot.data, snapshot.untrained
+            )
             self._metrics.weight_load.inc(self._clock() - start_s)
             self._metrics.weight_swaps.inc()
             self._metrics.policy_version.labels(self.name).set(snapshot.version)
             self._version = snapshot.version
             self._settle("")
+            self._held.reached(snapshot.version)
             return True
 
     async def _adopt(self, spec: EnvSpec) -> _Model:

@@ -51,12 +51,17 @@ class Engines:
         return session, welcome
 
     def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> Coroutine[Any, Any, ActReply]:
         engine = self._of_session.get(session)
         if engine is None:
             raise UnavailableError("the stream has ended: open a new one")
-        return engine.act(session, observation, first, starts_unroll)
+        return engine.act(session, observation, first, starts_unroll, min_version)
 
     def disconnect(self, session: int) -> None:
         engine = self._of_session.pop(session, None)

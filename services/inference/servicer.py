@@ -108,7 +108,7 @@ class InferenceServicer(pb_grpc.InferenceServiceServicer):
                 self._refused.inc()
                 raise
             phases.add("decode", clock() - received_s)
-            reply = await act(session, observation, first, step.starts_unroll)
+            reply = await act(session, observation, first, step.starts_unroll, step.min_version)
             answered_s = clock()
             actions.step, actions.policy_version = step.step, reply.policy_version
             write_outputs(reply.outputs)
@@ -131,6 +131,7 @@ def _hello_from_proto(request: pb.ActRequest) -> ActHello:
         policy=hello.policy,
         epsilon=tuple(hello.epsilon),
         noise=hello.noise,
+        max_wait_s=hello.max_wait_s,
     )
 
 

@@ -28,6 +28,8 @@ class Session:
     spec: EnvSpec
     num_envs: int
     choice: Choice = field(default_factory=Choice)
+    # Of a step for its version; 0: no limit.
+    max_wait_s: float = 0.0
     # What the policy remembers of the environments, [E, ...] each; None before the first step. Model thread.
     memory: dict[str, Tensor] | None = None
     waiter: asyncio.Future[ActReply] | None = None
@@ -61,6 +63,13 @@ class Session:
         """Whoever waits gets UnavailableError."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_exception(UnavailableError(text))
+
+
+def max_wait_of(hello: ActHello) -> float:
+    """Raises InvalidArgumentError."""
+    if not 0 <= hello.max_wait_s < float("inf"):
+        raise InvalidArgumentError(f"max_wait_s {hello.max_wait_s}: seconds, at least 0, are needed")
+    return hello.max_wait_s
 
 
 def choice_of(hello: ActHello, device: torch.device) -> Choice:

@@ -16,6 +16,7 @@ from typing import Any
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import build_parts, take_run_dir
 from services.learner.servicer import WeightsServicer
+from services.learner.wandb_curves import check_installed
 from shoal.config import Config
 from shoal.config.ranks import at_rank, check_shareable, ranks_of
 from shoal.config.trainable import check_trainable
@@ -35,6 +36,7 @@ async def main(config: Config, context: ServiceContext) -> None:
     config = context.config = at_rank(config, ranks)
     if ranks.size > 1:
         set_up_logging("learner", f"learner-{ranks.rank}")
+    check_installed(config)
     keep_freed_memory()
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     lock = await asyncio.to_thread(take_run_dir, config) if ranks.is_chief else None

@@ -7,7 +7,7 @@ is pinned, and the copy to the device runs on a side stream while the batch befo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.batch import Batch
+from shoal.clients.replay_draw import ItemRefs
 from shoal.errors import UserError
 from shoal.records import (
     ACTION,
+    DISCOUNT,
     FIRST,
     INITIAL,
+    NEXT,
     POLICY_VERSION,
     REWARD,
     TERMINATED,
@@ -27,6 +30,7 @@ from shoal.records import (
     ActionSpec,
     ArraySpec,
     BoxAction,
+    Columns,
     DiscreteAction,
     EnvSpec,
     Episode,
@@ -39,7 +43,11 @@ _WEIGHT = ArraySpec("weight", "float32", ())
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Columns [T+1, B, ...] of every batch, and so [T+1, E, ...] of every usable trajectory."""
+    """Columns [T+1, B, ...] of every batch, and so [T+1, E, ...] of every usable trajectory.
+
+    Of n-step transitions T is 1: row 0 is where they begin, row 1 has the observation that they lead to, and
+    `discount` is one column more.
+    """
 
     spec: EnvSpec
     # What the policy remembers: columns `initial.<name>` [1, E, ...] of a trajectory, [B, ...] of a batch.
@@ -47,8 +55,10 @@ class BatchLayout:
     behaviour: tuple[ArraySpec, ...]
     unroll_length: int
     batch_envs: int
+    transitions: bool = False
 
     def columns(self) -> tuple[ArraySpec, ...]:
+        discount = (ArraySpec(DISCOUNT, "float32", ()),) if self.transitions else ()
         return (
             *self.spec.observation,
             self.spec.action.array_spec(),
@@ -58,6 +68,7 @@ class BatchLayout:
             ArraySpec(FIRST, "bool", ()),
             ArraySpec(POLICY_VERSION, "int64", ()),
             *self.behaviour,
+            *discount,
         )
 
     def initial(self) -> tuple[ArraySpec, ...]:
@@ -76,19 +87,40 @@ class BatchLayout:
                 f"{trajectory.unroll_length} transitions per env instead of {self.unroll_length}: "
                 "actor.unroll_length must be the same everywhere"
             )
-        for spec in (*self.columns(), *self.initial()):
-            array = trajectory.columns.get(spec.name)
-            if array is None:
-                held = ", ".join(trajectory.columns)
-                return f"no column {spec.name!r} among {held}"
-            if array.dtype != spec.dtype or array.shape[2:] != spec.shape:
-                return (
-                    f"column {spec.name!r} is {array.dtype}{list(array.shape[2:])} instead of "
-                    f"{spec.dtype}{list(spec.shape)}"
-                )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                return f"column {spec.name!r} holds NaN or infinity"
-        return _why_out_of_range(self.spec.action, trajectory.columns[ACTION])
+        specs = (*self.columns(), *self.initial())
+        problem = _why_other_columns(specs, trajectory.columns, num_leading=2)
+        return problem or _why_out_of_range(self.spec.action, trajectory.columns[ACTION])
+
+    def why_unusable_transitions(self, columns: Columns) -> str | None:
+        """The same of the columns [B, ...] of transitions."""
+        specs = (
+            *self.spec.observation,
+            *(replace(spec, name=NEXT + spec.name) for spec in self.spec.observation),
+            *(spec for spec in self.columns() if spec.name in self._first_row),
+        )
+        problem = _why_other_columns(specs, columns, num_leading=1)
+        return problem or _why_out_of_range(self.spec.action, columns[ACTION][np.newaxis])
+
+    @property
+    def _first_row(self) -> frozenset[str]:
+        """What a transition has besides observations: of its first step, or of all together."""
+        return frozenset((ACTION, REWARD, POLICY_VERSION, DISCOUNT, *(spec.name for spec in self.behaviour)))
+
+
+def _why_other_columns(specs: Iterable[ArraySpec], columns: Columns, num_leading: int) -> str | None:
+    for spec in specs:
+        array = columns.get(spec.name)
+        if array is None:
+            return f"no column {spec.name!r} among {', '.join(columns)}"
+        shape = array.shape[num_leading:]
+        if array.dtype != spec.dtype or shape != spec.shape:
+            return (
+                f"column {spec.name!r} is {array.dtype}{list(shape)} instead of "
+                f"{spec.dtype}{list(spec.shape)}"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            return f"column {spec.name!r} holds NaN or infinity"
+    return None
 
 
 def _nbytes(specs: Iterable[ArraySpec]) -> int:
@@ -127,6 +159,7 @@ class BatchSlot:
     def __init__(self, layout: BatchLayout, device: torch.device) -> None:
         self._device = device
         self._size = layout.batch_envs
+        self.length = layout.unroll_length
         pinned = device.type == "cuda"
         rows = (layout.unroll_length + 1, layout.batch_envs)
         shapes = [(spec, (*rows, *spec.shape)) for spec in layout.columns()]
@@ -154,6 +187,7 @@ class BatchSlot:
             weight_B=self._tensors[_WEIGHT.name],
             behaviour={spec.name: self._tensors[spec.name] for spec in layout.behaviour},
             state={spec.name: self._tensors[INITIAL + spec.name] for spec in layout.state},
+            discount_SB=self._tensors.get(DISCOUNT),
         )
         self.clear()
 
@@ -161,7 +195,11 @@ class BatchSlot:
         self.arrays[_WEIGHT.name].fill(1.0)
         self.num_filled = 0
         self.num_transitions = 0
+        # Environment steps that this batch tells of: those in it, or what came into a sampled table.
+        self.env_steps = 0
         self.episodes: list[Episode] = []
+        # Where the first `num_filled` came from, if they can get new priorities.
+        self.refs: ItemRefs | None = None
 
     @property
     def room(self) -> int:
@@ -178,6 +216,41 @@ class BatchSlot:
                 array[self.num_filled : end] = given[0]
             else:
                 array[:, self.num_filled : end] = given
+        self._filled_up_to(end)
+        self.env_steps = self.num_transitions
+
+    def fill_sequences(self, trajectories: Sequence[Trajectory], weights: np.ndarray) -> None:
+        """All that the batch gets, each of one environment. What stays empty counts nothing."""
+        end = len(trajectories)
+        for name, array in self.arrays.items():
+            if name == _WEIGHT.name:
+                continue
+            given = [trajectory.columns[name] for trajectory in trajectories]
+            into = array[np.newaxis, :end] if name.startswith(INITIAL) else array[:, :end]
+            np.concatenate(given, axis=1, out=into)
+        self._weigh(weights)
+        self._filled_up_to(end)
+
+    def fill_transitions(self, columns: Columns, weights: np.ndarray) -> None:
+        """All that the batch gets, as `Transitions` has them."""
+        end = len(weights)
+        # Rows of no observation, and flags of ends, stay as they were made: zero.
+        for name, array in self.arrays.items():
+            if name == _WEIGHT.name:
+                continue
+            if name in columns:
+                array[0, :end] = columns[name]
+            if (after := columns.get(NEXT + name)) is not None:
+                array[1, :end] = after
+        self._weigh(weights)
+        self._filled_up_to(end)
+
+    def _weigh(self, weights: np.ndarray) -> None:
+        array = self.arrays[_WEIGHT.name]
+        array[: len(weights)] = weights
+        array[len(weights) :] = 0.0
+
+    def _filled_up_to(self, end: int) -> None:
         first = self.arrays[FIRST][1:, self.num_filled : end]
         self.num_transitions += first.size - int(np.count_nonzero(first))
         self.num_filled = end
@@ -195,8 +268,13 @@ class BatchSlot:
             torch.cuda.current_stream(self._device).wait_stream(self._side_stream)
         return self._batch
 
+    @property
+    def oldest_version(self) -> int:
+        """Of all steps that are in it; there must be some."""
+        return int(self.arrays[POLICY_VERSION][:-1, : self.num_filled].min())
+
     def versions(self) -> np.ndarray:
         """Policy version of every transition, [num_transitions]."""
-        versions = self.arrays[POLICY_VERSION][:-1]
-        kept: np.ndarray = versions[~self.arrays[FIRST][1:]]
+        versions = self.arrays[POLICY_VERSION][:-1, : self.num_filled]
+        kept: np.ndarray = versions[~self.arrays[FIRST][1:, : self.num_filled]]
         return kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +20,14 @@ import yaml
 from safetensors.numpy import save
 
 from services.learner.files import TEMPORARY_PREFIX, sync_directory, write_synced
-from services.learner.progress import Progress
+from services.learner.progress import WINDOW, Progress
 from shoal.checkpoint import (
+    BEST,
     FORMAT,
     STATE,
     SUMS,
     TENSORS,
+    best_of,
     newest_whole,
     not_ours,
     numbered,
@@ -79,11 +82,12 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run; the highest number is the newest."""
+    """The checkpoints of one run; the highest number is the newest. `keep` of them stay, and the best."""
 
-    def __init__(self, path: Path, keep: int) -> None:
+    def __init__(self, path: Path, keep: int, keep_best: bool = False) -> None:
         self.path = path
         self._keep = keep
+        self._keep_best = keep_best
 
     def prepare(self) -> None:
         """Make the directory and clear away what dead writers left. UserError if it is not writable."""
@@ -125,19 +129,34 @@ class CheckpointStore:
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
+        if self._keep_best:
+            self._mark_if_best(final, progress)
         sync_directory(self.path)
         self._prune()
         return final
 
-    def newest(self) -> Checkpoint | None:
-        """The newest one that is whole. A broken one is reported and passed over.
+    def newest(self, max_step: int | None = None) -> Checkpoint | None:
+        """The newest one that is whole, of at most `max_step`. A broken one is reported and passed over.
 
         Raises CheckpointError if there are some and none is whole: starting afresh is for the user to decide.
         """
-        return newest_whole(self.path, read_checkpoint, "restore one, or use another run.dir")
+        return newest_whole(self.path, read_checkpoint, "restore one, or use another run.dir", max_step)
+
+    def _mark_if_best(self, path: Path, progress: dict[str, Any]) -> None:
+        """`best` is a link, put in place by a rename: it always leads to a whole checkpoint."""
+        score, best = _score(progress), best_of(self.path)
+        if score is None or (best is not None and score <= _stored_score(best)):
+            return
+        temporary = self.path / f"{TEMPORARY_PREFIX}{BEST}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(path.name)
+        temporary.rename(self.path / BEST)
 
     def _prune(self) -> None:
+        best = best_of(self.path)
         for _, path in numbered(self.path)[: -self._keep]:
+            if best is not None and path.name == best.name:
+                continue
             # Renamed first: a half-deleted checkpoint must not look like a broken one.
             doomed = self.path / f"{TEMPORARY_PREFIX}{path.name}"
             try:
@@ -155,6 +174,21 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (KeyError, TypeError, ValueError) as error:
         raise not_ours(path, error) from None
     return Checkpoint(stored.tensors, progress, stored.env_spec, stored.config_yaml)
+
+
+def _score(progress: dict[str, Any]) -> float | None:
+    """The mean return, once it is one over enough episodes."""
+    episodes = progress["episodes"]
+    return sum(episode[0] for episode in episodes) / len(episodes) if len(episodes) >= WINDOW else None
+
+
+def _stored_score(path: Path) -> float:
+    """Of a checkpoint on the disk; one that cannot be read is worth nothing."""
+    try:
+        score = _score(json.loads((path / STATE).read_bytes())["progress"])
+    except (OSError, ValueError, KeyError, TypeError):
+        score = None
+    return -math.inf if score is None else score
 
 
 def _remove(path: Path) -> None:

@@ -1,8 +1,8 @@
 """The training loop, in a thread of its own.
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
-checkpoint and the result. Talks to the event loop only through the ring and the publisher.
-Of several learners all go the same way, step by step; the chief alone publishes and saves.
+checkpoint and the result. Talks to the event loop only through the ring, the publisher and what takes the
+priorities back. Of several learners all go the same way, step by step; the chief alone publishes and saves.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import contextlib
 import logging
 import time
 
+import numpy as np
+
 from services.learner.batches import BatchSlot
+from services.learner.guards import GuardError, Guards, RollBack
 from services.learner.parts import Parts
 from services.learner.peers import Alone, Peers
+from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
@@ -21,9 +25,13 @@ from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
-from services.learner.summaries import Summaries
+from services.learner.schedule import LearningRate
+from services.learner.staleness import Fresh, leave_out_stale
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
+from shoal.config.algorithms import ReplayedSection, is_synchronous
+from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
 from shoal.records import EnvSpec
 
@@ -44,22 +52,30 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries | None,
+        summaries: Curves,
+        priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
         peers: Peers | None = None,
     ) -> None:
+        """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
+        self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
         self._trainer = resumed.trainer
         self._progress = resumed.progress
         self._ring = ring
         self._publisher = parts.publisher
+        # Algorithms that learn from what anybody did can begin with random actions; others must not.
+        self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
+        self._priorities = priorities
         self._clock = clock
         self._peers = peers or Alone()
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
+        self._rate = LearningRate(config, ring.length)
+        self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
         self._epoch = clock()
 
     def stop(self) -> None:
@@ -67,16 +83,24 @@ class TrainingLoop:
         self._ring.close()
 
     def run(self) -> RunResult:
-        """Until a stop condition or `stop`. Raises NonFiniteError."""
+        """Until a stop condition or `stop`. Raises NonFiniteError or GuardError."""
         # When the run would have begun without breaks.
         self._epoch = self._clock() - self._progress.seconds
         saver = CheckpointSaver(
             self._store, self._spec, to_yaml(self._config), self._metrics, self._progress.learner_steps
         )
+        log.info("%s%s", self._metrics.log_label, self._rate.describe())
+        self._metrics.effective_batch.set(self._rate.batch.num_steps)
         try:
             self._publish()
+            if self._guards.may_roll_back and not self._progress.learner_steps:
+                self._save(saver)
             reason = self._train(saver)
             self._save(saver, is_last=True)
+        except GuardError as error:
+            if error.may_save:
+                self._save(saver, is_last=True)
+            raise
         finally:
             saver.close()
         return self._result(reason)
@@ -84,23 +108,31 @@ class TrainingLoop:
     def _train(self, saver: CheckpointSaver) -> str:
         """Step after step. Returns why it ended."""
         settings = self._config.learner
-        progress = self._progress
         next_checkpoint = self._clock() + settings.checkpoint_every_s
         last: tuple[StepOutcome, Lag] | None = None
-        while (reason := progress.reason_to_stop(self._config.stop)) is None:
+        while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
             taken = self._take_batch()
             if taken is None:
                 reason = "stopped"
                 break
-            last = self._step(*taken)
-            if progress.learner_steps % settings.publish_every == 0:
-                self._publish()
-            self._reporter.step(progress, *last)
-            if self._clock() >= next_checkpoint and not saver.is_busy:
-                next_checkpoint = self._clock() + settings.checkpoint_every_s
-                self._save(saver)
+            try:
+                done = self._step(*taken)
+                if done is None:
+                    continue
+                last = done
+                if self._progress.learner_steps % settings.publish_every == 0:
+                    self._publish()
+                self._reporter.step(self._progress, *last)
+                self._guards.step(self._progress.learner_steps, last[0])
+                if self._clock() >= next_checkpoint and not saver.is_busy:
+                    next_checkpoint = self._clock() + settings.checkpoint_every_s
+                    self._save(saver)
+            except NonFiniteError as error:
+                self._roll_back(self._guards.non_finite(error, self._progress.learner_steps), saver)
+            except RollBack as wanted:
+                self._roll_back(wanted, saver)
         if last is not None:
-            self._reporter.report(progress, *last)
+            self._reporter.report(self._progress, *last)
         return reason
 
     def _take_batch(self) -> tuple[BatchSlot, Round] | None:
@@ -115,28 +147,77 @@ class TrainingLoop:
                 return None
             if slot is not None and agreed.is_complete:
                 return slot, agreed
+            self._guards.waited(self._progress.learner_steps)
 
     def _hold_round(self, slot: BatchSlot | None) -> Round:
         is_stopping, version = self._ring.is_closed, self._progress.policy_version
         if slot is None:
             return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
-        told = Told(is_stopping, True, slot.num_transitions, version, len(slot.episodes))
-        return hold_round(self._peers, told, slot.episodes)
+        # Every learner hears all that comes into a sampled table: one of them counts it.
+        counts = slot.refs is None or self._peers.rank == 0
+        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
+        return hold_round(self._peers, told, episodes)
 
-    def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag]:
+    def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
+        """Train on a batch; None if all of it is too old."""
         self._progress.policy_version = agreed.policy_version
-        with self._metrics.phases.measure("train"):
-            outcome = self._trainer.step(slot.on_device())
-        if not self._progress.learner_steps:
-            log.info("%sfirst batch trained", self._metrics.log_label)
-        lag = Lag.of(self._progress.policy_version, slot.versions())
-        self._progress.count_batch(agreed.num_transitions, agreed.episodes)
-        self._metrics.steps.inc()
-        self._metrics.env_steps.inc(slot.num_transitions)
+        factor = self._rate.factor(self._progress.env_steps)
+        self._progress.count_data(agreed.env_steps, agreed.episodes)
+        self._metrics.env_steps.inc(slot.env_steps)
         self._metrics.episodes.inc(len(slot.episodes))
-        self._metrics.observe_lag(lag.counts)
-        self._ring.release(slot)
-        return outcome, lag
+        try:
+            fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
+            self._metrics.stale_steps.inc(fresh.num_stale)
+            num_fresh = self._num_fresh(slot, fresh, agreed)
+            if not num_fresh:
+                self._metrics.stale_batches.inc()
+                return None
+            with self._metrics.phases.measure("train"):
+                outcome = self._trainer.step(fresh.batch, factor)
+            if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
+                self._priorities.after_step(slot.refs, outcome.priority_B)
+            if not self._progress.learner_steps:
+                log.info("%sfirst batch trained", self._metrics.log_label)
+            self._progress.count_step(num_fresh)
+            self._metrics.steps.inc()
+            self._metrics.trained_steps.inc(slot.num_transitions - fresh.num_stale)
+            lag = Lag.of(agreed.policy_version, slot.versions())
+            self._metrics.observe_lag(lag.counts)
+            return outcome, lag
+        finally:
+            self._ring.release(slot)
+
+    def _num_fresh(self, slot: BatchSlot, fresh: Fresh, agreed: Round) -> int:
+        """Steps that all learners have left to train on: they make a step together or none."""
+        if self._config.learner.max_policy_lag is None:
+            return agreed.num_transitions
+        own = np.array([slot.num_transitions - fresh.num_stale])
+        return int(sum(self._peers.gather(own)))
+
+    def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
+        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
+        saver.wait()
+        checkpoint = self._store.newest(wanted.before_step)
+        if checkpoint is None:
+            raise GuardError(
+                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
+            )
+        now, self._progress = self._progress, checkpoint.progress
+        self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
+        self._trainer.load_state(checkpoint.tensors)
+        self._guards.begin()
+        self._metrics.rollbacks.inc()
+        log.warning(
+            "%sguard %s: gone back from learner step %d to %d",
+            self._metrics.log_label,
+            wanted.guard,
+            now.learner_steps,
+            self._progress.learner_steps,
+        )
+        self._publish()
+        # The newest on the disk again, should this life end before the next one is due.
+        self._save(saver)
 
     def _publish(self) -> None:
         if self._peers.rank != 0:
@@ -144,7 +225,10 @@ class TrainingLoop:
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
-            self._publisher.publish(self._progress.policy_version, weights)
+            if self._is_synchronous:
+                self._ring.refuse_older_than(self._progress.policy_version)
+            untrained = self._warms_up and not self._progress.learner_steps
+            self._publisher.publish(self._progress.policy_version, weights, untrained)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
@@ -159,8 +243,10 @@ class TrainingLoop:
             reason=reason,
             mean_return=progress.mean_return,
             env_steps=progress.env_steps,
+            trained_steps=progress.trained_steps,
             learner_steps=progress.learner_steps,
             policy_version=progress.policy_version,
             seconds=progress.seconds,
             policy=self._metrics.policy,
+            guards=self._guards.fired,
         )

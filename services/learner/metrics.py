@@ -20,19 +20,30 @@ LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 COUNTERS = {
     "steps": "Learner steps of this process: gradient updates, one batch each.",
-    "env_steps": "Environment steps trained on by this process.",
-    "episodes": "Finished episodes in trained trajectories.",
-    "trajectories_dropped": "Trajectories that did not fit the configuration; the log says why.",
+    "env_steps": "Environment steps of this process's data; those of a sampled table as they come.",
+    "trained_steps": "Steps that this process trained on; those of a sampled table each time.",
+    "episodes": "Finished episodes in those environment steps.",
+    "stale_steps": "Environment steps that count for nothing: they are older than learner.max_policy_lag.",
+    "stale_batches": "Batches that were not trained on because all of their unrolls are too old.",
+    "rollbacks": "Times that training went back to a checkpoint because a guard asked for it.",
+    "trajectories_dropped": "Trajectories or transitions that did not fit the configuration; see the log.",
+    "priorities_updated": "New priorities that the table has taken.",
+    "priorities_gone": "New priorities of items that the table had dropped.",
+    "priorities_dropped": "New priorities whose shard was away, or too slow to take them.",
+    "outdated_steps": "Environment steps that synchronous training left out: a newer version was there.",
     "checkpoints": "Checkpoints written.",
     "checkpoints_failed": "Checkpoints that could not be written.",
 }
 GAUGES = {
-    "run_env_steps": "Environment steps trained on, over all restarts.",
+    "run_env_steps": "Environment steps, over all restarts.",
+    "run_trained_steps": "Steps trained on, over all restarts.",
     "run_steps": "Learner steps, over all restarts.",
     "episode_return_mean": "Mean return of the last 100 episodes (of fewer before there are 100).",
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
     "loss": "The loss of the last step.",
     "grad_norm": "Norm of the gradient of the last step, before clipping.",
+    "learning_rate": "Adam's step size at the last step, with schedule and scaling.",
+    "effective_batch_steps": "Environment steps that one step of the optimiser averages over.",
     "policy_version": "Newest published policy version.",
     "policy_lag_mean": "Mean policy lag of the last batch, in versions.",
     "policy_lag_p95": "95th percentile of the last batch's lag, in versions.",
@@ -108,6 +119,18 @@ class LearnerMetrics:
             ["policy", "name"],
             registry=registry,
         )
+        self.guard_active = Gauge(
+            "shoal_learner_guard_active",
+            "1 while the guard warns; `docs/guards.md` says what each looks for.",
+            ["policy", "guard"],
+            registry=registry,
+        )
+        self.guard_fired = Counter(
+            "shoal_learner_guard_fired",
+            "Times that the guard was raised.",
+            ["policy", "guard"],
+            registry=registry,
+        )
         self.policy_lag = LagHistogram(registry)
 
     def of(self, policy: str) -> PolicyMetrics:
@@ -133,16 +156,27 @@ class PolicyMetrics:
 
         self.steps = counter("steps")
         self.env_steps = counter("env_steps")
+        self.trained_steps = counter("trained_steps")
         self.episodes = counter("episodes")
+        self.stale_steps = counter("stale_steps")
+        self.stale_batches = counter("stale_batches")
+        self.rollbacks = counter("rollbacks")
         self.trajectories_dropped = counter("trajectories_dropped")
+        self.priorities_updated = counter("priorities_updated")
+        self.priorities_gone = counter("priorities_gone")
+        self.priorities_dropped = counter("priorities_dropped")
+        self.outdated_steps = counter("outdated_steps")
         self.checkpoints = counter("checkpoints")
         self.checkpoints_failed = counter("checkpoints_failed")
         self.run_env_steps = gauge("run_env_steps")
+        self.run_trained_steps = gauge("run_trained_steps")
         self.run_steps = gauge("run_steps")
         self.episode_return_mean = gauge("episode_return_mean")
         self.episode_length_mean = gauge("episode_length_mean_steps")
         self.loss = gauge("loss")
         self.grad_norm = gauge("grad_norm")
+        self.learning_rate = gauge("learning_rate")
+        self.effective_batch = gauge("effective_batch_steps")
         self.policy_version = gauge("policy_version")
         self.policy_lag_mean = gauge("policy_lag_mean")
         self.policy_lag_p95 = gauge("policy_lag_p95")
@@ -153,6 +187,12 @@ class PolicyMetrics:
 
     def algorithm(self, name: str) -> Gauge:
         return self._metrics.algorithm.labels(self.policy, name)
+
+    def guard_active(self, guard: str) -> Gauge:
+        return self._metrics.guard_active.labels(self.policy, guard)
+
+    def guard_fired(self, guard: str) -> Counter:
+        return self._metrics.guard_fired.labels(self.policy, guard)
 
     def observe_lag(self, counts_by_lag: np.ndarray) -> None:
         """`counts_by_lag[i]` transitions were i versions behind."""

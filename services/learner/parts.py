@@ -64,7 +64,8 @@ def take_run_dir(config: Config) -> DirectoryLock:
 
 
 def _store(config: Config, place: PolicyPlace) -> CheckpointStore:
-    return CheckpointStore(place.dir / "checkpoints", config.learner.keep_checkpoints)
+    settings = config.learner
+    return CheckpointStore(place.dir / "checkpoints", settings.keep_checkpoints, settings.keep_best)
 
 
 def _check_kind_of_run(config: Config) -> None:

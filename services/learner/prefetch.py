@@ -1,4 +1,4 @@
-"""Prefetching: replay items become batches before training asks for them.
+"""Prefetching: what the replay hands out becomes batches before training asks for them.
 
 Coroutines on the event loop await items; threads of a pool decompress them (LZ4 releases the GIL) and pack
 them into the ring. A pool thread that finds no free slot waits there, and so nothing more is sampled: that is
@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from services.learner.batches import BatchLayout
+import numpy as np
+
+from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.metrics import PolicyMetrics
 from services.learner.ring import BatchRing, Packer, RingClosed
+from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.errors import InvalidArgumentError
-from shoal.records import Item, Trajectory
+from shoal.records import Item, Trajectory, Transitions
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +29,10 @@ _LOG_EVERY_S = 10.0
 
 
 class ItemSource(Protocol):
-    """Where items come from: a sampler over all shards."""
+    """Where data come from: a sampler over all shards."""
 
-    async def next(self) -> Sequence[Item]:
-        """The items that are decoded in one go."""
+    async def next(self) -> Sequence[Item] | SampledBatch:
+        """What is decoded in one go: trajectories of any size, or all of a batch."""
         ...
 
 
@@ -69,41 +72,75 @@ class Prefetcher:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                items = await self._source.next()
-                await loop.run_in_executor(pool, self._decode_and_pack, items)
+                sampled = await self._source.next()
+                await loop.run_in_executor(pool, self._decode_and_pack, sampled)
         except RingClosed:
             return
 
-    def _decode_and_pack(self, items: Sequence[Item]) -> None:
-        for item in items:
-            trajectory = self._usable(item)
-            if trajectory is not None:
-                self._packer.add(trajectory)
+    def _decode_and_pack(self, sampled: Sequence[Item] | SampledBatch) -> None:
+        if not isinstance(sampled, SampledBatch):
+            for item in sampled:
+                trajectory = self._usable(item)
+                if trajectory is not None:
+                    self._packer.add(trajectory)
+        elif sampled.transitions is None:
+            self._pack_sequences(sampled)
+        else:
+            self._pack_transitions(sampled, sampled.transitions)
 
-    def _usable(self, item: Item) -> Trajectory | None:
+    def _pack_sequences(self, sampled: SampledBatch) -> None:
+        """Those that are usable make a batch, and the rest of it counts nothing."""
+        trajectories = [self._usable(item, num_envs=1) for item in sampled.items]
+        usable = [trajectory for trajectory in trajectories if trajectory is not None]
+        if not usable:
+            return
+        kept = np.flatnonzero([trajectory is not None for trajectory in trajectories])
+        slot = self._ring.take_free()
+        with self._metrics.phases.measure("copy"):
+            slot.fill_sequences(usable, sampled.weights[kept])
+        self._hand_on(slot, sampled, sampled.refs.take(kept))
+
+    def _pack_transitions(self, sampled: SampledBatch, transitions: Transitions) -> None:
+        with self._metrics.phases.measure("decode"):
+            problem = self._layout.why_unusable_transitions(transitions.columns)
+        if problem is not None:
+            self._drop(f"{len(transitions)} transitions", problem, len(transitions))
+            return
+        slot = self._ring.take_free()
+        with self._metrics.phases.measure("copy"):
+            slot.fill_transitions(transitions.columns, sampled.weights)
+        self._hand_on(slot, sampled, sampled.refs)
+
+    def _hand_on(self, slot: BatchSlot, sampled: SampledBatch, refs: ItemRefs) -> None:
+        slot.refs = refs
+        slot.env_steps = sampled.steps_inserted
+        slot.episodes.extend(sampled.episodes)
+        self._ring.put_ready(slot)
+
+    def _usable(self, item: Item, num_envs: int | None = None) -> Trajectory | None:
         """The item decoded and checked; None, and counted, if it cannot be trained on."""
         start = time.perf_counter()
         try:
             trajectory = self._decode(item.payloads)
         except InvalidArgumentError as error:
-            self._drop(item, str(error))
+            self._drop(_name_of(item), str(error))
             return None
         problem = self._layout.why_unusable(trajectory)
+        if num_envs is not None and trajectory.num_envs != num_envs:
+            problem = f"{trajectory.num_envs} environments instead of {num_envs}"
         self._metrics.phases.add("decode", time.perf_counter() - start)
         if problem is not None:
-            self._drop(item, problem)
+            self._drop(_name_of(item), problem)
             return None
         return trajectory
 
-    def _drop(self, item: Item, problem: str) -> None:
-        self._metrics.trajectories_dropped.inc()
+    def _drop(self, what: str, problem: str, number: int = 1) -> None:
+        self._metrics.trajectories_dropped.inc(number)
         now = time.monotonic()
         if now - self._last_logged >= _LOG_EVERY_S:
             self._last_logged = now
-            log.error(
-                "%sdropped trajectory %d of %s: %s",
-                self._metrics.log_label,
-                item.sequence,
-                item.life.actor_id,
-                problem,
-            )
+            log.error("%sdropped %s: %s", self._metrics.log_label, what, problem)
+
+
+def _name_of(item: Item) -> str:
+    return f"trajectory {item.sequence} of {item.life.actor_id}"

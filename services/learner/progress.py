@@ -28,14 +28,21 @@ class Progress:
 
     learner_steps: int = 0
     env_steps: int = 0
+    # Transitions trained on, those that were sampled several times as often.
+    trained_steps: int = 0
     num_episodes: int = 0
     policy_version: int = -1
     seconds: float = 0.0
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def count_batch(self, num_transitions: int, episodes: Iterable[Episode]) -> None:
+    def count_step(self, trained_steps: int) -> None:
+        """A batch was trained on."""
         self.learner_steps += 1
-        self.env_steps += num_transitions
+        self.trained_steps += trained_steps
+
+    def count_data(self, env_steps: int, episodes: Iterable[Episode]) -> None:
+        """What has come: in a queue's batch itself, or into the table since the batch before."""
+        self.env_steps += env_steps
         for episode in episodes:
             self.num_episodes += 1
             self.episodes.append(episode)
@@ -67,6 +74,7 @@ class Progress:
         return {
             "learner_steps": self.learner_steps,
             "env_steps": self.env_steps,
+            "trained_steps": self.trained_steps,
             "num_episodes": self.num_episodes,
             "policy_version": self.policy_version,
             "seconds": self.seconds,
@@ -79,6 +87,7 @@ class Progress:
         return Progress(
             learner_steps=int(tree["learner_steps"]),
             env_steps=int(tree["env_steps"]),
+            trained_steps=int(tree["trained_steps"]),
             num_episodes=int(tree["num_episodes"]),
             policy_version=int(tree["policy_version"]),
             seconds=float(tree["seconds"]),

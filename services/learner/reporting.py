@@ -10,7 +10,7 @@ import logging
 from services.learner.metrics import PolicyMetrics
 from services.learner.progress import Lag, Progress
 from services.learner.ring import BatchRing
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.metrics import Clock
 
@@ -24,10 +24,7 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(
-        self, metrics: PolicyMetrics, summaries: Summaries | None, ring: BatchRing, clock: Clock
-    ) -> None:
-        """Without `summaries` there are no curves."""
+    def __init__(self, metrics: PolicyMetrics, summaries: Curves, ring: BatchRing, clock: Clock) -> None:
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring
@@ -75,9 +72,11 @@ class Reporter:
         metrics = self._metrics
         metrics.run_steps.set(progress.learner_steps)
         metrics.run_env_steps.set(progress.env_steps)
+        metrics.run_trained_steps.set(progress.trained_steps)
         metrics.policy_version.set(progress.policy_version)
         metrics.loss.set(outcome.loss)
         metrics.grad_norm.set(outcome.grad_norm)
+        metrics.learning_rate.set(outcome.learning_rate)
         metrics.policy_lag_mean.set(lag.mean)
         metrics.policy_lag_p95.set(lag.p95)
         metrics.policy_lag_max.set(lag.max)
@@ -93,6 +92,7 @@ class Reporter:
     ) -> None:
         scalars = {f"algorithm/{name}": value for name, value in values.items()}
         scalars |= {"training/loss": outcome.loss, "training/grad_norm": outcome.grad_norm}
+        scalars["training/learning_rate"] = outcome.learning_rate
         scalars |= {"training/policy_lag_mean": lag.mean, "training/policy_lag_max": float(lag.max)}
         if progress.mean_return is not None and progress.mean_length is not None:
             scalars |= {"episode/return": progress.mean_return, "episode/length": progress.mean_length}
@@ -105,5 +105,4 @@ class Reporter:
         self._last_summary = now
         self._env_steps_then = progress.env_steps
         self._learner_steps_then = progress.learner_steps
-        if self._summaries is not None:
-            self._summaries.add(progress.env_steps, scalars)
+        self._summaries.add(progress.env_steps, scalars)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from services.learner.files import replace_durably
@@ -24,10 +24,13 @@ class RunResult:
     reason: str
     mean_return: float | None
     env_steps: int
+    trained_steps: int
     learner_steps: int
     policy_version: int
     seconds: float
     policy: str
+    # Times that each guard was raised in the last life of the learner.
+    guards: dict[str, int] = field(default_factory=dict)
 
 
 def write_result(run_dir: Path, result: RunResult) -> None:

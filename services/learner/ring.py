@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
+
+import numpy as np
 
 from services.learner.batches import BatchSlot
 from shoal.metrics import Phases
-from shoal.records import Trajectory
+from shoal.records import FIRST, POLICY_VERSION, Trajectory
 
 
 class RingClosed(Exception):
@@ -22,10 +25,17 @@ class RingClosed(Exception):
 class BatchRing:
     """Hands slots round. Every method may be called by any thread."""
 
-    def __init__(self, slots: list[BatchSlot]) -> None:
+    def __init__(
+        self, slots: list[BatchSlot], count_outdated: Callable[[int], object] = lambda num_steps: None
+    ) -> None:
+        """`count_outdated` is told of steps that are left out because of `refuse_older_than`."""
+        self.min_version = 0
+        self.count_outdated = count_outdated
         self._free: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._ready: SimpleQueue[BatchSlot | None] = SimpleQueue()
         self._closed = False
+        # T of the items of its batches.
+        self.length = slots[0].length
         for slot in slots:
             self._free.put(slot)
 
@@ -59,7 +69,19 @@ class BatchRing:
         if slot is None or self._closed:
             self._ready.put(None)
             raise RingClosed
+        if self.min_version > 0 and slot.oldest_version < self.min_version:
+            self.count_outdated(slot.num_transitions)
+            self.release(slot)
+            return None
         return slot
+
+    def refuse_older_than(self, version: int) -> None:
+        """No batch with a step of an older version is handed out any more.
+
+        For synchronous training: without this, one unroll too many, of an actor that was restarted, would put
+        every batch from then on out of step with the versions.
+        """
+        self.min_version = version
 
     def release(self, slot: BatchSlot) -> None:
         """Training on the slot has finished, on the device too."""
@@ -87,6 +109,8 @@ class Packer:
     def add(self, trajectory: Trajectory) -> None:
         """Returns when all of it is packed; waits for free slots. Raises RingClosed."""
         with self._lock:
+            if self._ring.min_version > 0 and self._is_outdated(trajectory):
+                return
             done = 0
             while done < trajectory.num_envs:
                 if self._slot is None:
@@ -94,6 +118,18 @@ class Packer:
                 start = time.perf_counter()
                 done += self._fill(self._slot, trajectory, done)
                 self._phases.add("copy", time.perf_counter() - start)
+
+    def _is_outdated(self, trajectory: Trajectory) -> bool:
+        """Whether there is a newer version already. What the open slot holds of older ones is thrown out."""
+        ring, slot = self._ring, self._slot
+        if slot is not None and slot.num_filled and slot.oldest_version < ring.min_version:
+            ring.count_outdated(slot.num_transitions)
+            slot.clear()
+        if trajectory.columns[POLICY_VERSION][:-1].min() >= ring.min_version:
+            return False
+        first = trajectory.columns[FIRST][1:]
+        ring.count_outdated(first.size - int(np.count_nonzero(first)))
+        return True
 
     def _fill(self, slot: BatchSlot, trajectory: Trajectory, start: int) -> int:
         count = min(slot.room, trajectory.num_envs - start)

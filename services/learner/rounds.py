@@ -22,6 +22,7 @@ class Told:
 
     is_stopping: bool
     has_batch: bool
+    env_steps: int = 0
     num_transitions: int = 0
     policy_version: int = -1
     num_episodes: int = 0
@@ -35,7 +36,8 @@ class Round:
     is_stopping: bool
     # All have a batch.
     is_complete: bool
-    # Of the batches of all.
+    # Of the batches of all: what has come, and what there is to train on.
+    env_steps: int
     num_transitions: int
     episodes: tuple[Episode, ...]
     # The newest that the chief has published.
@@ -54,6 +56,7 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
     return Round(
         is_stopping=any(other.is_stopping for other in heard),
         is_complete=is_complete,
+        env_steps=sum(other.env_steps for other in heard),
         num_transitions=sum(other.num_transitions for other in heard),
         episodes=_gather_episodes(peers, episodes, heard) if is_complete else (),
         policy_version=heard[0].policy_version,

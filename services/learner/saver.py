@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class CheckpointSaver:
     def save(self, tensors: dict[str, np.ndarray], progress: dict[str, Any], is_last: bool = False) -> None:
         """Start writing what the caller will not change any more."""
         self._running = self._pool.submit(self._write, tensors, progress, is_last)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        if self._running is not None:
+            wait([self._running])
 
     def close(self) -> None:
         """Waits for what is being written."""

@@ -23,16 +23,18 @@ from services.learner.loop import TrainingLoop
 from services.learner.parts import Parts
 from services.learner.peers import Alone, Peers
 from services.learner.prefetch import Prefetcher
+from services.learner.priorities import PriorityReturn
 from services.learner.result import RunResult, write_result
 from services.learner.resume import Resumed, build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
 from services.learner.start import await_spec, begin_alike
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves, Several, Summaries
+from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
 from shoal.config.policies import policy_seed, replay_tables
 from shoal.config.ranks import Ranks
-from shoal.config.tables import SequenceTable
+from shoal.config.tables import SequenceTable, TransitionTable
 from shoal.errors import ConfigError
 from shoal.policy.device import cpu_threads, pick_device
 from shoal.records import EnvSpec
@@ -153,7 +155,7 @@ async def _prepare(
     parts: Parts,
     spec: EnvSpec,
     source: Source,
-    summaries: Summaries | None,
+    summaries: Curves,
     pool: ThreadPoolExecutor,
 ) -> _Training:
     """The algorithm and its policy first: what that remembers is a part of every batch."""
@@ -172,9 +174,12 @@ async def _prepare(
         resumed.algorithm.behaviour,
         item_length(config, parts.place.table),
         shared.ranks.share(settings.batch_envs),
+        transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
     # One is trained on while the others are filled or wait.
-    ring = BatchRing(make_slots(layout, device, settings.prefetch_batches + 1))
+    ring = BatchRing(
+        make_slots(layout, device, settings.prefetch_batches + 1), parts.metrics.outdated_steps.inc
+    )
     prefetcher = Prefetcher(
         source,
         layout,
@@ -183,7 +188,10 @@ async def _prepare(
         settings.decode_threads,
         parts.metrics,
     )
-    loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, peers=peers)
+    priorities = None
+    if source.has_priorities:
+        priorities = PriorityReturn(source.send_priorities, asyncio.get_running_loop())
+    loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities, peers=peers)
     return _Training(loop, prefetcher, pool)
 
 
@@ -219,6 +227,8 @@ class _Training:
 def item_length(config: Config, table_name: str) -> int:
     """T of the items that a table hands out."""
     table = replay_tables(config)[table_name]
+    if isinstance(table, TransitionTable):
+        return 1
     unrolls = table.unrolls if isinstance(table, SequenceTable) else 1
     return unrolls * config.actor.unroll_length
 
@@ -251,7 +261,7 @@ def _named(parts: Parts) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _source(shared: _Shared, parts: Parts) -> AsyncIterator[Source]:
-    source = make_source(shared.config, parts.place, shared.ranks)
+    source = make_source(shared.config, parts.place, shared.ranks, parts.metrics)
     source.start()
     try:
         yield source
@@ -260,12 +270,13 @@ async def _source(shared: _Shared, parts: Parts) -> AsyncIterator[Source]:
 
 
 @contextlib.asynccontextmanager
-async def _summaries(shared: _Shared, parts: Parts) -> AsyncIterator[Summaries | None]:
-    """The chief's: there is one curve."""
-    if not shared.ranks.is_chief:
-        yield None
-        return
-    summaries = Summaries(parts.place.dir / "tensorboard")
+async def _summaries(shared: _Shared, parts: Parts) -> AsyncIterator[Curves]:
+    """Of several learners the chief draws the curves of all."""
+    summaries: Curves = Several([])
+    if shared.ranks.is_chief:
+        summaries = Summaries(parts.place.dir / "tensorboard")
+        if shared.config.run.wandb:
+            summaries = Several([summaries, WandbCurves(shared.config, parts.place)])
     try:
         yield summaries
     finally:

@@ -1,4 +1,4 @@
-"""Where the learner's items come from: a sampler over all shards, by the kind of the policy's table.
+"""Where the learner's data come from: a sampler over all shards, by the kind of the policy's table.
 
 Built by `session`, on the event loop; no torch. Each kind is an `ItemSource` of the prefetcher that is
 started and closed around training.
@@ -6,16 +6,21 @@ started and closed around training.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from shoal.clients.replay_batches import BatchSampler
+from services.learner.metrics import PolicyMetrics
+from shoal.clients.replay_batches import BatchSampler, BatchStats
+from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
+from shoal.config.algorithms import ReplayedSection
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
 from shoal.config.ranks import Ranks
+from shoal.config.tables import SampledTable
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
 
@@ -23,40 +28,56 @@ from shoal.rpc.addresses import Address, AddressBook
 class Source(Protocol):
     """`start`, then `next` for ever, at the end `close`."""
 
+    # Whether the table samples by priorities, and takes new ones.
+    has_priorities: bool
+
     def start(self) -> None: ...
 
-    async def next(self) -> tuple[Item, ...]:
+    async def next(self) -> tuple[Item, ...] | SampledBatch:
         """At least one item. Raises the UserError of a shard that refuses us."""
+        ...
+
+    def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
+        """New ones for what `next` gave. Does not wait or raise: what fails, `next` raises."""
         ...
 
     async def close(self) -> None: ...
 
 
-def make_source(config: Config, place: PolicyPlace, ranks: Ranks) -> Source:
+def make_source(config: Config, place: PolicyPlace, ranks: Ranks, metrics: PolicyMetrics) -> Source:
     """The source for the table that a policy is trained from; of several learners each has its own."""
     shards = AddressBook(config.addresses.replay, config.rpc)
-    settings = config.learner
+    settings, table = config.learner, replay_tables(config)[place.table]
 
     def connect(address: Address) -> GrpcReplayClient:
         return GrpcReplayClient(address, config.security, config.limits, config.rpc)
 
-    if replay_tables(config)[place.table].kind == "queue":
+    if not isinstance(table, SampledTable):
         return QueueSource(ReplaySampler(shards, connect, place.table, settings.prefetch_items, config.rpc))
-    return BatchSource(
-        BatchSampler(
-            shards,
-            connect,
-            place.table,
-            ranks.share(settings.batch_envs),
-            config.rpc,
-            np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
-            prefetch_batches=settings.prefetch_batches,
-        )
+    sampler = BatchSampler(
+        shards,
+        connect,
+        place.table,
+        ranks.share(settings.batch_envs),
+        config.rpc,
+        np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
+        prefetch_batches=settings.prefetch_batches,
+        beta=_importance_exponent(config, table),
     )
+    return BatchSource(sampler, metrics, has_priorities=table.alpha > 0)
+
+
+def _importance_exponent(config: Config, table: SampledTable) -> float:
+    """Where all items have the same chance there is no bias to correct."""
+    if table.alpha > 0 and isinstance(config.algorithm, ReplayedSection):
+        return config.algorithm.importance_exponent
+    return 0.0
 
 
 class QueueSource:
     """One item at a time, from whichever shard has one: each is a trajectory of many environments."""
+
+    has_priorities = False
 
     def __init__(self, sampler: ReplaySampler) -> None:
         self._sampler = sampler
@@ -67,21 +88,43 @@ class QueueSource:
     async def next(self) -> tuple[Item, ...]:
         return (await self._sampler.next(timeout_s=None),)
 
+    def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
+        raise TypeError("items of a queue have no priorities")
+
     async def close(self) -> None:
         await self._sampler.close()
 
 
 class BatchSource:
-    """As many sequences at a time as a batch holds, drawn over all shards as if they were one table."""
+    """As many items at a time as a batch holds, drawn over all shards as if they were one table."""
 
-    def __init__(self, sampler: BatchSampler) -> None:
+    def __init__(self, sampler: BatchSampler, metrics: PolicyMetrics, has_priorities: bool) -> None:
+        self.has_priorities = has_priorities
         self._sampler = sampler
+        self._metrics = metrics
+        self._counted = BatchStats()
 
     def start(self) -> None:
         self._sampler.start()
 
-    async def next(self) -> tuple[Item, ...]:
-        return tuple((await self._sampler.next(timeout_s=None)).items)
+    async def next(self) -> SampledBatch:
+        self._count()
+        return await self._sampler.next(timeout_s=None)
+
+    def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
+        try:
+            self._sampler.send_priorities(refs, priorities)
+        except Exception as error:
+            self._sampler.on_failure(error)
 
     async def close(self) -> None:
+        self._count()
         await self._sampler.close()
+
+    def _count(self) -> None:
+        """What became of priorities since the last time."""
+        now, before, metrics = self._sampler.stats, self._counted, self._metrics
+        metrics.priorities_updated.inc(now.num_updated - before.num_updated)
+        metrics.priorities_gone.inc(now.num_gone - before.num_gone)
+        metrics.priorities_dropped.inc(now.num_updates_dropped - before.num_updates_dropped)
+        self._counted = replace(now)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from services.replay.arrivals import Arrivals
 from services.replay.gate import Gate
 from services.replay.tables import EventSink, Insertion, Ledger, table_stats
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, PrioritiesUpdated, Sampled, TableStats
@@ -41,6 +42,7 @@ class QueueTable:
         self, name: str, settings: QueueSettings, sink: EventSink, clock: Clock = time.monotonic
     ) -> None:
         self.ledger = Ledger()
+        self.arrivals = Arrivals()
         self._name = name
         self._settings = settings
         self._sink = sink

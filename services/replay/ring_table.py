@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+from services.replay.arrivals import Arrivals
 from services.replay.gate import Gate
 from services.replay.priority_ring import PriorityRing, checked_priorities
 from services.replay.rate_limiter import RateLimiter
@@ -41,6 +42,7 @@ class RingTable(ABC):
         rng: np.random.Generator,
     ) -> None:
         self.ledger = Ledger()
+        self.arrivals = Arrivals()
         self._name = name
         self._settings = settings
         self._sink = sink
@@ -182,6 +184,7 @@ class RingTable(ABC):
     def _store_in_turn(self, insertion: Insertion) -> None:
         num_evicted, room, next_key = self.ledger.num_evicted, self._ring.room, self._ring.next_key
         self._store(insertion)
+        self.arrivals.add(insertion.trajectories)
         is_small = self._ring.num_sampleable < self._settings.min_items
         if is_small and self.ledger.num_evicted > num_evicted and not self._has_warned:
             self._has_warned = True

@@ -95,12 +95,13 @@ class ReplayServicer(pb_grpc.ReplayServiceServicer):
             request = await context.read()
             return None if request is grpc.aio.EOF else request
 
+        session = self._backend.open_sample()
         reader = ReadAhead(read, lambda _: 0, MAX_PENDING_SAMPLES, 1)
         with _tracked(reader, self._sample_readers, self._metrics.sample_streams):
             while (arrived := await reader.next()) is not None:
                 request, waited_s = arrived
                 timeout_s = request.timeout_ms / 1000
-                sampled = await self._backend.sample(request.table, request.num_items, timeout_s, waited_s)
+                sampled = await session.sample(request.table, request.num_items, timeout_s, waited_s)
                 await context.write(_sampled_to_proto(sampled))
 
     async def UpdatePriorities(
@@ -234,7 +235,10 @@ def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
         num_items=sampled.num_items,
         num_bytes=sampled.num_bytes,
         priority_mass=sampled.priority_mass,
+        steps_inserted=sampled.steps_inserted,
     )
+    for episode in sampled.episodes:
+        response.episodes.add(episode_return=episode.episode_return, num_steps=episode.num_steps)
     # In place: a message that is given to another one is copied, payloads and all.
     add = response.items.add
     for item in sampled.items:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from services.replay.arrivals import Arrivals, SampleSession
 from services.replay.dedup import Claim, Dedup
 from services.replay.signature import Refused
 from services.replay.stored_table import CLOSE_S, StoredTable
@@ -138,6 +139,12 @@ class Shard:
             return _PendingAck(Ack(append.sequence, Outcome.REJECTED, str(error)))
         finally:
             _settle(into.dedup, insertion)
+
+    def open_sample(self) -> SampleSession:
+        return SampleSession(self)
+
+    def arrivals(self, table: str) -> Arrivals:
+        return self._table(table).table.arrivals
 
     async def sample(
         self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0

@@ -211,7 +211,7 @@ class StoredTable:
 
 
 def _without_columns(trajectory: Trajectory) -> Trajectory:
-    """All but the one that tells its size."""
+    """All columns but the one that tells its size."""
     # Copied, or the block that it shares with others would stay.
     first = {FIRST: trajectory.columns[FIRST].copy()}
-    return Trajectory(first, (), trajectory.stream, trajectory.first_step)
+    return Trajectory(first, trajectory.episodes, trajectory.stream, trajectory.first_step)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from services.replay.arrivals import Arrivals
 from shoal.clients.replay_shard import PrioritiesUpdated, Sampled, TableStats
 from shoal.config.tables import AnyTable
 from shoal.journal.events import Event, Inserted, TableState
@@ -169,6 +170,8 @@ class Table(Protocol):
     """A bounded store of items."""
 
     ledger: Ledger
+    # Of a queue nothing: its items bring all they are.
+    arrivals: Arrivals
 
     @property
     def insert_timeout_s(self) -> float: ...

@@ -58,3 +58,15 @@ class Batch:
             return value[index] if name in ("weight_B", "state") else value[:, index]
 
         return Batch(**{item.name: part(item.name, getattr(self, item.name)) for item in fields(self)})
+
+    def since(self, row: int, state: dict[str, Tensor]) -> Batch:
+        """From a row on; `state` is the one before that row."""
+
+        def later(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: tensor[row:] for key, tensor in value.items()}
+            return None if value is None else value[row:]
+
+        names = {item.name for item in fields(self)} - {"weight_B", "state"}
+        rows = {name: later(getattr(self, name)) for name in names}
+        return Batch(**rows, weight_B=self.weight_B, state=state)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoal.algorithms.scan import backward_scan
+
 
 class VTrace(NamedTuple):
     """Targets of the value function, advantages of the policy gradient, and the clipped rho used."""
@@ -48,22 +50,10 @@ def vtrace(
     delta_TB = rho_TB * (reward_TB + discount_TB * next_value_TB - value_TB)
 
     # Remark 1 of the paper: v_s - V(x_s) = delta_s V + gamma_s c_s (v_s+1 - V(x_s+1))
-    excess_TB = _backward_scan(delta_TB, discount_TB * c_TB * trace_lambda)
+    excess_TB = backward_scan(delta_TB, discount_TB * c_TB * trace_lambda)
     vs_TB = value_TB + excess_TB
 
     # Policy gradient: rho_s (r_s + gamma_s v_s+1 - V(x_s)), with v = V at the last row.
     next_vs_TB = torch.cat([vs_TB[1:], value_SB[-1:]])
     advantage_TB = rho_TB * (reward_TB + discount_TB * next_vs_TB - value_TB)
     return VTrace(vs_TB, advantage_TB, rho_TB)
-
-
-def _backward_scan(add_TB: Tensor, decay_TB: Tensor) -> Tensor:
-    """x_t = add_t + decay_t x_t+1, from x_T = 0. One fused operation per row: T is small, B is not."""
-    adds, decays = add_TB.unbind(), decay_TB.unbind()
-    x_B = adds[-1]
-    rows = [x_B]
-    for add_B, decay_B in zip(adds[-2::-1], decays[-2::-1], strict=True):
-        x_B = torch.addcmul(add_B, decay_B, x_B)
-        rows.append(x_B)
-    rows.reverse()
-    return torch.stack(rows)

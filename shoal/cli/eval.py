@@ -23,8 +23,8 @@ Checkpoint = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A checkpoint such as 000007-step-1234, `newest` by default; of several policies POLICY=NAME, "
-        "repeatable.",
+        help="A checkpoint such as 000007-step-1234, `best`, or `newest`, the default; of several policies "
+        "POLICY=NAME, repeatable.",
     ),
 ]
 Set = Annotated[

@@ -45,6 +45,25 @@ def env_steps(sample: Sample) -> str:
     return UNKNOWN if sample.env_steps is None else f"{sample.env_steps:,}"
 
 
+def trained(sample: Sample) -> str:
+    """Steps trained on per second; from a table that is sampled again and again, how often each."""
+    rate = per_second(sample.trained_steps_per_s)
+    times = samples_per_step(sample)
+    return rate if times is None else f"{rate}, {times} samples per step"
+
+
+def trained_at_once(sample: Sample) -> str:
+    """With the effective batch, where there is room for it."""
+    batch = f", {sample.effective_batch:,} at a time" if sample.effective_batch else ""
+    return f"{trained(sample)}{batch}"
+
+
+def samples_per_step(sample: Sample) -> str | None:
+    """None where each step is trained on once."""
+    times = sample.samples_per_step
+    return None if times is None or abs(times - 1.0) < 0.01 else f"{times:.3g}"
+
+
 def per_second(rate: float | None) -> str:
     return UNKNOWN if rate is None else f"{rounded(rate)}/s"
 

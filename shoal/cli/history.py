@@ -37,6 +37,8 @@ class Sample:
     evaluation_return: float | None = None
     env_steps_per_s: float | None = None
     trained_steps_per_s: float | None = None
+    # How often an environment step was trained on, in the mean over the run so far.
+    samples_per_step: float | None = None
     learner_waiting: float | None = None
     inference_batch: float | None = None
     inference_latency_ms: float | None = None
@@ -44,11 +46,14 @@ class Sample:
     replay_fill: float | None = None
     policy_lag: float | None = None
     policy_version: int | None = None
+    effective_batch: int | None = None
     num_restarts: int = 0
     # Both grow over the whole run: seconds by role and phase, and the work that each process has done.
     phases: PhaseSeconds = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
     policies: PolicyFigures = field(default_factory=dict)
+    # Guards of the learner that warn at this moment; of several policies as `policy: guard`.
+    guards: list[str] = field(default_factory=list)
 
 
 def with_result(sample: Sample, result: Mapping[str, Any]) -> Sample:

@@ -1,4 +1,4 @@
-"""What the argument of `shoal train` stands for: a preset, a file, a run directory or an environment.
+"""What the argument of `shoal train` stands for: a preset, a file or an environment, or a run to resume.
 
 Presets are the YAML files in `configs/`, which lies next to the `shoal` package both in a checkout and
 in an installation. No environment library is imported here: the actor reports an unknown environment.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import shoal
-from shoal.cli.run_dir import run_name
+from shoal.cli.run_dir import RunDir, run_name
 from shoal.errors import UserError
 
 PRESETS = Path(shoal.__file__).parents[1] / "configs"
@@ -36,12 +36,8 @@ def resolve(text: str, directory: Path = PRESETS) -> Target:
     """Raises UserError, with the nearest preset, for a name that is nothing known."""
     path = Path(text)
     names = preset_names(directory)
-    is_directory = bool(text) and path.is_dir()
-    if is_directory and (path / "config.yaml").is_file():
-        # A run directory goes on as it was configured, wherever it has been moved to.
-        return Target(run_name(path.name), path / "config.yaml", (f"run.dir={json.dumps(str(path))}",))
-    if is_directory and text not in names:
-        raise UserError(f"{text} is a directory without config.yaml, so there is no run to resume")
+    if text and path.is_dir() and text not in names:
+        raise UserError(f"{text} is a directory: if it is that of a run, go on with --resume {text}")
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"no config file {text}{_did_you_mean(path.name, _yaml_names(path.parent))}")
@@ -53,6 +49,19 @@ def resolve(text: str, directory: Path = PRESETS) -> Target:
         other = "or give a .yaml file, or an env id such as CartPole-v1"
         raise UserError(f"no preset {text!r}{_did_you_mean(text, names)} ({known}; {other})")
     return Target(run_name(text), None, (f"env.id={json.dumps(text)}",))
+
+
+def resume(path: Path) -> Target:
+    """A run goes on as it was configured, wherever it has been moved to. Raises UserError if it cannot."""
+    run_dir = RunDir(path)
+    if not run_dir.config.is_file():
+        what = "a directory without config.yaml" if path.is_dir() else "no directory"
+        raise UserError(f"--resume {path}: that is {what}, so there is no run to resume")
+    if not run_dir.has_checkpoints:
+        raise UserError(
+            f"--resume {path}: the run has no checkpoint to go on from; start it again in another directory"
+        )
+    return Target(run_name(path.name), run_dir.config, (f"run.dir={json.dumps(str(path))}",))
 
 
 def _looks_like_preset(text: str) -> bool:

@@ -20,13 +20,14 @@ import yaml
 
 from shoal.cli import page
 from shoal.cli.charts import NO_DATA, Axis, Line, Point, Segment, duration, line_chart, short, stacked_bar
+from shoal.cli.figures import samples_per_step
 from shoal.cli.history import Event, Sample, read_history, with_result
 from shoal.cli.run_dir import RunDir
 from shoal.cli.say import say
 from shoal.cli.vitals import WORK
 from shoal.errors import UserError
 
-STEPS = Axis("environment steps trained on", from_zero=True)
+STEPS = Axis("environment steps", from_zero=True)
 # What the phases of a service mean, for readers who meet them first here.
 ROLES = {
     "actor": "stepping environments, waiting for actions, encoding trajectories, waiting for acks of replay",
@@ -100,11 +101,13 @@ def _figures(samples: Sequence[Sample], last: Sample, result: dict[str, Any]) ->
     speeds = [s.trained_steps_per_s for s in samples if s.trained_steps_per_s]
     figures = [
         ("mean return, last 100 episodes", f"{reached:,.1f}" if reached is not None else "none yet"),
-        ("environment steps trained on", f"{steps:,}" if steps is not None else "none yet"),
+        ("environment steps", f"{steps:,}" if steps is not None else "none yet"),
         ("wall-clock", duration(wall_s)),
         ("median trained steps/s", short(sorted(speeds)[len(speeds) // 2]) if speeds else "none yet"),
         ("restarts", str(last.num_restarts)),
     ]
+    if (times := samples_per_step(last)) is not None:
+        figures.insert(2, ("samples per environment step", times))
     return page.tiles(figures)
 
 

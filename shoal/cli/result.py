@@ -57,7 +57,7 @@ def _message(outcome: Outcome, record: dict[str, Any]) -> str:
     if reason == "until_return":
         return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}{_of_policy(record)}"
     if reason == "steps":
-        return f"{record['env_steps']:,} environment steps{_of_policy(record)} are trained on"
+        return f"{record['env_steps']:,} environment steps{_of_policy(record)} are made"
     return outcome.message
 
 

@@ -9,7 +9,7 @@
     policies/NAME/   of several policies, each one's checkpoints, tensorboard and result.json
     report.html      the page made of the above
 
-A directory that exists is gone on with: the learner resumes from its newest checkpoint. `claim` refuses a
+`shoal train --resume` goes on in one: the learner resumes from its newest checkpoint. `claim` refuses a
 directory that a live run uses. Called by the commands, before anything is started.
 """
 
@@ -55,6 +55,12 @@ class RunDir:
     def policy_results(self) -> tuple[Path, ...]:
         """Those of the single policies, if there are several, in directories named after them."""
         return tuple(sorted(self.root.glob("policies/*/result.json")))
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Of any policy, whole or broken."""
+        places = ("checkpoints", "policies/*/checkpoints")
+        return any(any(self.root.glob(f"{place}/[0-9]*-step-*")) for place in places)
 
     @property
     def report(self) -> Path:

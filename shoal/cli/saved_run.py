@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from shoal.checkpoint import StoredCheckpoint, newest_whole, numbered, read_stored
+from shoal.checkpoint import BEST, StoredCheckpoint, best_of, newest_whole, numbered, read_stored
 from shoal.cli.run_dir import RunDir
 from shoal.config import Config
 from shoal.config.load import build_config, complete_config
@@ -43,7 +43,7 @@ class SavedRun:
 def open_run(
     root: Path, chosen: Sequence[str] = (), overrides: Sequence[str] = (), policy: str | None = None
 ) -> SavedRun:
-    """Reads a run. `chosen` are texts like `000007-step-1234`, `newest` or, of several policies,
+    """Reads a run. `chosen` are texts like `000007-step-1234`, `newest`, `best` or, of several policies,
     `red=000007-step-1234`; `policy` reads that one alone. Raises UserError."""
     places = _places(root)
     if policy is not None:
@@ -82,7 +82,7 @@ def _chosen_names(chosen: Sequence[str], policies: Sequence[str]) -> dict[str, s
     names: dict[str, str] = {}
     for text in chosen:
         policy, separator, name = text.rpartition("=")
-        if not separator and len(policies) > 1 and name != NEWEST:
+        if not separator and len(policies) > 1 and name not in (NEWEST, BEST):
             raise UserError(
                 f"--checkpoint {text}: the run has several policies, say whose it is: "
                 f"{', '.join(f'{policy}={text}' for policy in policies)}"
@@ -100,6 +100,14 @@ def _read(directory: Path, name: str) -> StoredCheckpoint:
         if found is None:
             raise UserError(f"there is no checkpoint in {directory}")
         return found
+    if name == BEST:
+        best = best_of(directory) if there else None
+        if best is None:
+            raise UserError(
+                f"no checkpoint in {directory} is marked as the best: that takes 100 episodes, and "
+                "learner.keep_best"
+            )
+        return read_stored(best)
     if name not in there:
         raise UserError(f"no checkpoint {name!r} in {directory}: there are {', '.join(there) or 'none'}")
     return read_stored(directory / name)

@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli import presets
 from shoal.cli.presets import Target, resolve
 from shoal.cli.requirements import require
-from shoal.cli.run_dir import default_root
+from shoal.cli.run_dir import RunDir, default_root
 from shoal.cli.session import run_session
 from shoal.config import Config, load_config
-from shoal.config.trainable import check_trainable
+from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import UserError
 
 
 def train(
     what: Annotated[
-        str,
-        typer.Argument(
-            metavar="WHAT", help="A preset, an env id, a .yaml file, or a run directory to resume."
+        str | None, typer.Argument(metavar="[WHAT]", help="A preset, an env id or a .yaml file.")
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the run in this directory, from its newest checkpoint and with its saved "
+            "configuration; what is set besides is saved too.",
         ),
-    ],
+    ] = None,
     actors: Annotated[int | None, typer.Option(help="Actor processes.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor.")] = None,
     evaluators: Annotated[int | None, typer.Option(help="Evaluators: greedy, nothing stored.")] = None,
@@ -40,14 +47,15 @@ def train(
     run_dir: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH",
-            help="Run directory, runs/NAME-TIME by default. An existing one resumes its checkpoints with the "
-            "configuration given now; `shoal train RUN_DIR` resumes with the saved one.",
+            metavar="PATH", help="Directory of a new run, runs/NAME-TIME by default. See also --resume."
         ),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config value; repeatable.")
     ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also send learning curves to Weights & Biases.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
     """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
@@ -55,8 +63,7 @@ def train(
     Exit codes: 0 finished or out of time, 1 given up after too many crashes,
     2 your mistake; stopped: 130 by SIGINT (Ctrl-C), 143 by SIGTERM, 129 by SIGHUP.
     """
-    if run_dir == "":
-        raise UserError("--run-dir is empty: give a directory, or leave it out for runs/NAME-TIME")
+    target = _target(what, resume, run_dir)
     flags = {
         "launch.actors": actors,
         "actor.envs": envs_per_actor,
@@ -69,13 +76,44 @@ def train(
         "stop.steps": steps,
         "stop.minutes": minutes,
         "run.dir": run_dir,
+        "run.wandb": wandb or None,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-    config = effective_config(resolve(what), [*given, *(set_ or [])])
+    config = effective_config(target, [*given, *(set_ or [])])
     check_trainable(config)
+    check_launched(config)
+    _check_run_dir(config, resume)
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")
+    if config.run.wandb:
+        require("run.wandb", ("wandb",), "wandb")
     raise typer.Exit(run_session(config, plain=plain))
+
+
+def _target(what: str | None, resumed: str | None, run_dir: str | None) -> Target:
+    if run_dir == "":
+        raise UserError("--run-dir is empty: give a directory, or leave it out for runs/NAME-TIME")
+    if resumed is None:
+        if what is None:
+            raise UserError("give WHAT to train (a preset, an env id or a .yaml file), or --resume RUN")
+        return resolve(what)
+    if what is not None or run_dir is not None:
+        given = f"WHAT ({what})" if what is not None else "--run-dir"
+        raise UserError(f"--resume goes on with a run as it is: leave out {given}, change values with --set")
+    return presets.resume(Path(resumed))
+
+
+def _check_run_dir(config: Config, resumed: str | None) -> None:
+    """One way to go on with a run: it is never continued by chance, with another configuration."""
+    root = config.run.dir
+    if resumed is not None:
+        if root.absolute() != Path(resumed).absolute():
+            raise UserError(f"--resume {resumed}: run.dir cannot be set to {root}; copy the run instead")
+    elif RunDir(root).has_checkpoints:
+        raise UserError(
+            f"{root} holds a run that has checkpoints: go on with it by --resume {root}, or choose another "
+            "directory with --run-dir"
+        )
 
 
 def effective_config(target: Target, overrides: Sequence[str]) -> Config:

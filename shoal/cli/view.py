@@ -74,13 +74,14 @@ def plain_line(sample: Sample, children: Sequence[Child]) -> str:
         *([f"loss {figures.losses(sample)}"] if sample.policies else []),
         f"steps {figures.env_steps(sample)}",
         f"collected {figures.per_second(sample.env_steps_per_s)}",
-        f"trained {figures.per_second(sample.trained_steps_per_s)}",
+        f"trained {figures.trained(sample)}",
         f"learner waits {figures.percent(sample.learner_waiting)}",
         f"batch {figures.inference(sample)}",
         f"replay {figures.replay(sample)}",
         f"lag {figures.policy_lag(sample)}",
         f"restarts {sample.num_restarts}",
         f"up {up}/{len(children)}",
+        *([f"guards {', '.join(sample.guards)}"] if sample.guards else []),
     ]
     return "  ".join(parts)
 
@@ -129,10 +130,10 @@ class LiveView:
         texts = [f"{figures.clock(event.time_s):>7}  {event.text}" for event in self._events]
         lines = [Text(text, style="yellow", no_wrap=True, overflow="ellipsis") for text in texts]
         # The processes come last: what does not fit on a small terminal is cut off at the bottom.
-        policies: list[Table | Text] = [_policies(sample), Text()] if sample.policies else []
-        return Group(
-            head, Text(), self._vitals(sample), Text(), *policies, *lines, _processes(children, rates)
-        )
+        middle: list[Table | Text] = [_policies(sample), Text()] if sample.policies else []
+        if sample.guards:
+            middle.append(Text(f"guards: {', '.join(sample.guards)}", style="bold red"))
+        return Group(head, Text(), self._vitals(sample), Text(), *middle, *lines, _processes(children, rates))
 
     def _vitals(self, sample: Sample) -> Table:
         from rich.table import Table
@@ -142,7 +143,7 @@ class LiveView:
             ("return", f"[bold]{figures.episode_return(sample)}[/]{target}"),
             ("env steps", figures.env_steps(sample)),
             ("collected", figures.per_second(sample.env_steps_per_s)),
-            ("trained", figures.per_second(sample.trained_steps_per_s)),
+            ("trained", figures.trained_at_once(sample)),
         ]
         right = [
             ("learner waiting", figures.percent(sample.learner_waiting)),

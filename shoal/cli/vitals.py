@@ -19,7 +19,7 @@ WORK = {
     "evaluator": ("shoal_actor_env_steps_total", "steps"),
     "inference": ("shoal_inference_rows_total", "rows"),
     "replay": ("shoal_replay_inserted_total", "items"),
-    "learner": ("shoal_learner_env_steps_total", "steps"),
+    "learner": ("shoal_learner_trained_steps_total", "steps"),
 }
 # Waiting times that are counters of their own instead of values of a label `phase`.
 WAITS = {
@@ -100,6 +100,7 @@ class Vitals:
             "shoal_inference_request_latency_seconds_count",
         )
         versions = gauges.by_policy("shoal_learner_policy_version")
+        batches = gauges.by_policy("shoal_learner_effective_batch_steps")
         returns, evaluations = gauges.training_returns(), gauges.evaluation_returns()
         return Sample(
             time_s=round(time_s, 3),
@@ -107,7 +108,8 @@ class Vitals:
             episode_return=max(returns.values(), default=None),
             evaluation_return=max(evaluations.values(), default=None),
             env_steps_per_s=_rate(growth.of("actor", "shoal_actor_env_steps_total"), elapsed_s),
-            trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_env_steps_total"), elapsed_s),
+            trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_trained_steps_total"), elapsed_s),
+            samples_per_step=gauges.samples_per_step(),
             learner_waiting=growth.share_waited(gauges.learning(), gauges.count("learner"), elapsed_s),
             inference_batch=growth.mean(
                 "inference", "shoal_inference_rows_total", "shoal_inference_batches_total"
@@ -119,10 +121,12 @@ class Vitals:
                 "learner", "shoal_learner_policy_lag_versions_sum", "shoal_learner_policy_lag_versions_count"
             ),
             policy_version=int(max(versions.values())) if versions else None,
+            effective_batch=int(max(batches.values())) if batches else None,
             num_restarts=self._before.num_restarts + num_restarts,
             phases={role: dict(phases) for role, phases in self._phases.items()},
             load=dict(sorted(self._load.items())),
             policies=self._policies(gauges) if len(steps) > 1 else {},
+            guards=gauges.guards(name_policies=len(steps) > 1),
         )
 
     def _policies(self, gauges: _Gauges) -> PolicyFigures:
@@ -185,7 +189,25 @@ class _Gauges:
 
     def learning(self) -> list[str]:
         """Policies that are trained. Before its first batch one waits for the run to start, not for data."""
-        return [policy for policy, steps in self.by_policy("shoal_learner_env_steps_total").items() if steps]
+        return [
+            policy for policy, steps in self.by_policy("shoal_learner_trained_steps_total").items() if steps
+        ]
+
+    def samples_per_step(self) -> float | None:
+        """How often a step was trained on, in the mean over the run so far."""
+        env_steps = sum(self.by_policy("shoal_learner_run_env_steps").values())
+        trained_steps = sum(self.by_policy("shoal_learner_run_trained_steps").values())
+        return trained_steps / env_steps if env_steps else None
+
+    def guards(self, *, name_policies: bool) -> list[str]:
+        """Those that warn."""
+        active = {
+            (policy_of(labels), label(labels, "guard") or "")
+            for reading in self._readings
+            for labels, value in reading.metrics.get("shoal_learner_guard_active", {}).items()
+            if value
+        }
+        return [f"{policy}: {guard}" if name_policies else guard for policy, guard in sorted(active)]
 
     def training_returns(self) -> dict[str, float]:
         """By policy; the gauge shows 0 as long as there is no episode."""

@@ -29,6 +29,8 @@ class ActHello:
     epsilon: tuple[float, ...] = ()
     # Deviation of the noise on the actions of a deterministic policy, in half widths of their bounds.
     noise: float = 0.0
+    # Longest wait of a step for its `min_version` (s), then the newest weights will do; 0: no limit.
+    max_wait_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,12 @@ class ActStream(Protocol):
     @property
     def welcome(self) -> ActWelcome: ...
 
-    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
-        """Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
+    async def act(
+        self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
+    ) -> ActReply:
+        """Waits until the server has weights of `min_version` or newer, or the `max_wait_s` of the hello.
 
+        Raises UnavailableError when the server went away, InvalidArgumentError if the arrays do not fit.
         Any error, and a cancellation, ends the stream: open a new one. The outputs may be read-only.
         """
         ...
@@ -97,9 +102,17 @@ class InferenceBackend(Protocol):
         ...
 
     async def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> ActReply:
-        """One call at a time per session. The arrays must not change until it returns."""
+        """One call at a time per session. The arrays must not change until it returns.
+
+        It waits until there are weights of `min_version` or newer, or the `max_wait_s` of the hello.
+        """
         ...
 
     def disconnect(self, session: int) -> None:

@@ -77,12 +77,15 @@ class _GrpcActStream:
     def welcome(self) -> ActWelcome:
         return self._welcome
 
-    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
+    async def act(
+        self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
+    ) -> ActReply:
         if self._ended:
             raise UnavailableError(_ENDED)
         self._write_observation(observation)
         self._write_first(first)
         self._step.starts_unroll = starts_unroll
+        self._step.min_version = min_version
         number = self._step.step = self._num_steps
         self._num_steps += 1
         try:
@@ -163,6 +166,7 @@ def _hello_to_proto(hello: ActHello) -> pb.ActRequest:
             policy=hello.policy,
             epsilon=hello.epsilon,
             noise=hello.noise,
+            max_wait_s=hello.max_wait_s,
         )
     )
 

@@ -44,11 +44,13 @@ class _InProcessStream:
     def welcome(self) -> ActWelcome:
         return self._welcome
 
-    async def act(self, observation: Columns, first: np.ndarray, starts_unroll: bool = False) -> ActReply:
+    async def act(
+        self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
+    ) -> ActReply:
         if self._ended:
             raise UnavailableError("the stream has ended: open a new one")
         try:
-            return await self._backend.act(self._session, observation, first, starts_unroll)
+            return await self._backend.act(self._session, observation, first, starts_unroll, min_version)
         except BaseException:
             # As over the network: an error or a cancellation ends the stream.
             await self.close()

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from shoal.clients.replay_shard import DEFAULT_TIMEOUT_S, PrioritiesUpdated, Rep
 from shoal.clients.replay_weights import Beta, beta_of
 from shoal.config.connections import RpcSection
 from shoal.errors import InvalidArgumentError, UnavailableError, UserError, fresh
+from shoal.records import Episode
 from shoal.rpc.addresses import Address
 from shoal.sharding import Directory, LinkSet
 
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 EMPTY_POLL_S = 0.1
 # Who waits for this long in `next` finds the reason in the log.
 EXPLAIN_AFTER_S = 5.0
+# Finished episodes that wait for a batch that tells of them; the newest.
+MAX_EPISODES_WAITING = 1 << 16
 
 Connect = Callable[[Address], ReplayShardClient]
 
@@ -79,6 +83,9 @@ class BatchSampler:
         self._beta = beta
         self._rng = rng
         self._pending: list[PendingBatch] = []
+        # What came into the table and no batch has told of.
+        self._steps_inserted = 0
+        self._episodes: deque[Episode] = deque(maxlen=MAX_EPISODES_WAITING)
         # None: see `_failure`.
         self._ready: asyncio.Queue[SampledBatch | None] = asyncio.Queue()
         self._failure: BaseException | None = None
@@ -135,9 +142,12 @@ class BatchSampler:
         and as `next` does; the UserError of a shard that refuses them, such as a table without priorities,
         comes with the next call.
         """
+        self.send_priorities(sampled.refs if isinstance(sampled, SampledBatch) else sampled, priorities)
+
+    def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
+        """What `update_priorities` does, as a callback of the event loop."""
         if self._failure is not None:
             raise fresh(self._failure)
-        refs = sampled.refs if isinstance(sampled, SampledBatch) else sampled
         values = as_numbers(priorities)
         if values.shape != (len(refs),):
             raise InvalidArgumentError(
@@ -180,6 +190,8 @@ class BatchSampler:
     # What links call.
 
     def on_answer(self, link: BatchLink, batch: PendingBatch | None, asked: int, sampled: Sampled) -> None:
+        self._steps_inserted += sampled.steps_inserted
+        self._episodes.extend(sampled.episodes)
         if batch is not None:
             again = batch.answered(link.source, asked, sampled)
             if again:
@@ -268,7 +280,11 @@ class BatchSampler:
             self.on_failure(error)
             return
         self.stats.num_batches += 1
-        self._ready.put_nowait(finished)
+        self._ready.put_nowait(
+            replace(finished, steps_inserted=self._steps_inserted, episodes=tuple(self._episodes))
+        )
+        self._steps_inserted = 0
+        self._episodes.clear()
 
     def _explain(self) -> None:
         if not self._explained:

@@ -18,7 +18,7 @@ import numpy as np
 from shoal.clients.replay_shard import Sampled
 from shoal.clients.replay_weights import importance_weights
 from shoal.errors import SpecMismatchError
-from shoal.records import Item, Transitions
+from shoal.records import Episode, Item, Transitions
 from shoal.rpc.addresses import Address
 
 
@@ -44,19 +44,26 @@ class ItemRefs:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def take(self, index: np.ndarray) -> ItemRefs:
+        """Of some of the items."""
+        return ItemRefs(self.sources, self.where[index], self.keys[index])
+
 
 @dataclass(frozen=True)
 class SampledBatch:
     """Items of all shards, one shard after another: shuffle before splitting it.
 
     `items` from sequence tables and queues, `transitions` from a transition table, the other one empty.
-    `weights` (float64 [B]) are importance weights, the largest being 1.
+    `weights` (float64 [B]) are importance weights, the largest being 1. `steps_inserted` and `episodes` are
+    what came into the table since the batch before.
     """
 
     items: tuple[Item, ...]
     transitions: Transitions | None
     weights: np.ndarray
     refs: ItemRefs
+    steps_inserted: int = 0
+    episodes: tuple[Episode, ...] = ()
 
     def __len__(self) -> int:
         return len(self.refs)

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from shoal.clients.replay_shard import (
+    MAX_EPISODES,
     Ack,
     Append,
     AppendStream,
@@ -33,7 +34,7 @@ from shoal.rpc.channel import open_channel
 from shoal.rpc.status import from_rpc_error
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
-from shoal.wire import array_spec_to_proto, columns_from_proto
+from shoal.wire import array_spec_to_proto, columns_from_proto, episode_from_proto
 
 # A call that is answered at once must not hang on a shard that is stuck.
 UNARY_TIMEOUT_S = 10.0
@@ -190,7 +191,15 @@ class _GrpcSampleStream(_GrpcStream):
         transitions = None
         if response.HasField("transitions"):
             transitions = _transitions_from_proto(response.transitions, self._max_tensor_bytes)
-        return Sampled(items, transitions, response.num_items, response.num_bytes, response.priority_mass)
+        return Sampled(
+            items,
+            transitions,
+            response.num_items,
+            response.num_bytes,
+            response.priority_mass,
+            response.steps_inserted,
+            tuple([episode_from_proto(episode) for episode in response.episodes[:MAX_EPISODES]]),
+        )
 
 
 def _cancellation() -> BaseException:

@@ -142,7 +142,7 @@ class _InProcessAppendStream(_Pipe[Ack]):
 class _InProcessSampleStream(_Pipe[Sampled]):
     def __init__(self, backend: ReplayBackend, table: str) -> None:
         super().__init__()
-        self._sample = partial(backend.sample, table)
+        self._sample = partial(backend.open_sample().sample, table)
 
     async def request(self, num_items: int, timeout_s: float = 0.0) -> None:
         await self._put(partial(self._sample, num_items, timeout_s))

@@ -15,20 +15,22 @@ from typing import Protocol
 
 import numpy as np
 
-from shoal.records import ArraySpec, Item, Life, Transitions
+from shoal.records import ArraySpec, Episode, Item, Life, Transitions
 
 # How far sequences of one life may be spread: an unacked item is always less than this below the newest one.
 # The writer keeps to it and the shard remembers as much, so that "below the window" means "acked before".
 SEQUENCE_WINDOW = 1 << 14
 
-# Reserved in the answer to a sample: for what it says of the table, and for each item's identity (two ids of
-# 128 characters) besides its payload.
-RESPONSE_OVERHEAD_BYTES = 1024
+# Reserved in the answer to a sample: for what it says of the table and of episodes, and for each item's
+# identity (two ids of 128 characters) besides its payload.
+RESPONSE_OVERHEAD_BYTES = 8192
 ITEM_OVERHEAD_BYTES = 2048
 
 
 # What a trajectory takes in an append besides its bytes: tag and length.
 PAYLOAD_OVERHEAD_BYTES = 6
+# Episodes that an answer to a sample tells of at most, and that a table remembers: the newest.
+MAX_EPISODES = 256
 # How long calls of a library's user wait that name no other time.
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -86,6 +88,9 @@ class Sampled:
     num_items: int
     num_bytes: int
     priority_mass: float
+    # What has come into a sampled table since the stream's last answer.
+    steps_inserted: int = 0
+    episodes: tuple[Episode, ...] = ()
 
     @property
     def num_sampled(self) -> int:
@@ -201,6 +206,16 @@ class PendingAck(Protocol):
         ...
 
 
+class SampleBackend(Protocol):
+    """The samples of one stream, each with what has come into the table since the one before."""
+
+    async def sample(
+        self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
+    ) -> Sampled:
+        """Up to `num_items` items, at least one unless the time passes. 0: only the table's state."""
+        ...
+
+
 class ReplayBackend(Protocol):
     """What a shard offers to its servicer and to the in-process client.
 
@@ -240,11 +255,7 @@ class ReplayBackend(Protocol):
         """
         ...
 
-    async def sample(
-        self, table: str, num_items: int, timeout_s: float = 0.0, waited_s: float = 0.0
-    ) -> Sampled:
-        """Up to `num_items` items, at least one unless the time passes. 0: only the table's state."""
-        ...
+    def open_sample(self) -> SampleBackend: ...
 
     def update_priorities(
         self, table: str, keys: np.ndarray, priorities: np.ndarray

@@ -41,7 +41,9 @@ class AlgorithmSection(Section):
         False, description="Rewards become sign(r) log(1 + |r|), before they are clipped and scaled."
     )
     normalise_returns: bool = Field(
-        False, description="Rewards are divided by the running deviation of discounted returns."
+        False,
+        description="Rewards are divided by the running root mean square of discounted returns, before they "
+        "are scaled, and then clipped to +-10.",
     )
 
 
@@ -74,7 +76,7 @@ class ClippedSection(ActorCriticSection):
     target_kl: float | None = Field(
         None,
         gt=0,
-        description="No more passes over a batch once the policy has moved this far (KL divergence).",
+        description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
     )
     normalise_advantages: bool = Field(True, description="Advantages of each part get mean 0, deviation 1.")
 
@@ -90,12 +92,23 @@ class PpoConfig(ClippedSection):
     synchronous: bool = Field(
         True, description="Actors wait for the newest version before each unroll: all data are on-policy."
     )
+    max_wait_s: float = Field(
+        10.0,
+        gt=0,
+        le=86_400,
+        description="Longest such wait (s). Then the actor acts on with the newest version there is, so that "
+        "an unroll that was lost with a replay shard is not waited for for ever.",
+    )
 
 
 class AppoConfig(ClippedSection):
     """Asynchronous PPO: PPO's clipped objective with V-trace targets, on data of older policies."""
 
     name: Literal["appo"] = Field("appo", description="The algorithm.")
+    epochs: int = Field(2, ge=1, le=1000, description="Passes over each batch.")
+    minibatches: int = Field(
+        2, ge=1, le=1 << 16, description="Parts of a batch, an optimiser step each; split by environments."
+    )
     trace_lambda: float = Field(1.0, ge=0, le=1, description="Lambda that scales the trace coefficients c.")
     rho_clip: float = Field(1.0, gt=0, description="Clip of the importance weights rho.")
     c_clip: float = Field(1.0, gt=0, description="Clip of the trace weights c.")
@@ -175,7 +188,9 @@ class SacConfig(ContinuousSection):
     learn_temperature: bool = Field(True, description="Alpha follows the target entropy.")
     temperature_learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size of alpha.")
     target_entropy: float | None = Field(
-        None, description="Entropy that alpha keeps the policy at; None: minus the elements of an action."
+        None,
+        description="Entropy that alpha keeps the policy at, of actions in half widths of bounds; None: "
+        "minus the elements of an action.",
     )
 
 
@@ -199,3 +214,13 @@ AnyAlgorithm = Annotated[
     ImpalaConfig | PpoConfig | AppoConfig | ApexConfig | R2d2Config | SacConfig | Td3Config,
     Field(discriminator="name"),
 ]
+
+
+def is_synchronous(algorithm: AnyAlgorithm) -> bool:
+    """Whether actors wait for the newest version, and the learner trains on nothing else."""
+    return isinstance(algorithm, PpoConfig) and algorithm.synchronous
+
+
+def max_wait_s(algorithm: AnyAlgorithm) -> float:
+    """Of a synchronous actor for the newest version; 0 for others, which never wait."""
+    return algorithm.max_wait_s if isinstance(algorithm, PpoConfig) and algorithm.synchronous else 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from shoal.config.connections import ListenSection
+from shoal.config.guards import GuardsSection
 from shoal.config.section import Section
 
 
@@ -31,11 +34,34 @@ class LearnerSection(Section):
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
     )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Of losses (autocast); weights, gradients and Adam stay in float32."
+    )
+    compile: bool = Field(
+        False, description="Compile the loss with torch.compile at the first batch; without a compiler, not."
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=1 << 20,
+        description="Parts of a batch that are computed one after another, to save memory; an optimiser step "
+        "is still that of the whole batch.",
+    )
     publish_every: int = Field(
         1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
     )
     checkpoint_every_s: float = Field(30.0, gt=0, le=86_400, description="Time between checkpoints (s).")
     keep_checkpoints: int = Field(3, ge=1, le=10_000, description="Checkpoints kept; older ones are deleted.")
+    keep_best: bool = Field(
+        True, description="Also keep the checkpoint with the best mean return over 100 episodes."
+    )
+    max_policy_lag: int | None = Field(
+        None,
+        ge=0,
+        description="Versions that the oldest step of an unroll may lag behind when it is trained on; older "
+        "unrolls count for nothing. None: no limit.",
+    )
+    guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
     peer_timeout_s: float = Field(
         60.0,
         ge=1,
@@ -47,6 +73,15 @@ class LearnerSection(Section):
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )
 
+    @model_validator(mode="after")
+    def _parts_of_a_batch(self) -> LearnerSection:
+        if self.accumulate > self.batch_envs:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) is above batch_envs ({self.batch_envs}): a batch is split "
+                "by environments"
+            )
+        return self
+
 
 class StopSection(Section):
     """When the learner ends the run by itself. Whatever is reached first counts, by whichever policy."""
@@ -54,5 +89,5 @@ class StopSection(Section):
     until_return: float | None = Field(
         None, description="Mean return over the last 100 training episodes to reach."
     )
-    steps: int | None = Field(None, ge=1, description="Steps to train a policy on, over all restarts.")
+    steps: int | None = Field(None, ge=1, description="Environment steps of a policy, over all restarts.")
     minutes: float | None = Field(None, gt=0, description="Wall-clock time of `shoal train` (minutes).")

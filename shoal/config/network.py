@@ -30,6 +30,11 @@ class PolicySection(Section):
         (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
+    normalise_observations: bool = Field(
+        False,
+        description="Arrays of floats get mean 0 and deviation 1 over all that was trained on, clipped to "
+        "+-10; images and categories stay as they are.",
+    )
     frame_stack: int = Field(
         1,
         ge=1,

@@ -5,10 +5,10 @@ A replay on its own holds any table, and takes no part in this.
 
 from __future__ import annotations
 
-from shoal.config.algorithms import ReplayedSection
+from shoal.config.algorithms import ClippedSection, R2d2Config, ReplayedSection, is_synchronous
 from shoal.config.policies import replay_tables
 from shoal.config.ranks import check_shareable
-from shoal.config.tables import AnyTable, SampledTable, TransitionTable
+from shoal.config.tables import AnyTable, SampledTable, SequenceTable, TransitionTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
@@ -37,9 +37,50 @@ def check_trainable(config: Config) -> None:
             f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
             f"{config.policy.kind!r}: set it to {trained}, or leave it out"
         )
+    schedule = config.algorithm.learning_rate_schedule
+    if schedule != "constant" and config.stop.steps is None:
+        raise ConfigError(
+            f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
+            "is not set: set it, or the schedule to constant"
+        )
     check_shareable(config, config.launch.learners)
     replay_tables(config)
+    _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
+
+
+def _check_batch(config: Config) -> None:
+    """Of the algorithms that go over a batch in parts, or need one of all environments."""
+    algorithm, batch_envs = config.algorithm, config.learner.batch_envs
+    if isinstance(algorithm, ClippedSection) and algorithm.minibatches > batch_envs:
+        raise ConfigError(
+            f"config key 'algorithm.minibatches': {algorithm.minibatches} is above learner.batch_envs "
+            f"({batch_envs}), and each part needs an environment: lower it, or raise the other"
+        )
+    if not is_synchronous(algorithm):
+        return
+    if batch_envs % config.actor.envs:
+        raise ConfigError(
+            f"config key 'learner.batch_envs': {batch_envs} is no multiple of actor.envs "
+            f"({config.actor.envs}). Synchronous actors wait until a batch is trained on, and that holds the "
+            "unrolls of all of them: set it to actor.envs x actors, or algorithm.synchronous to false"
+        )
+    if config.learner.publish_every != 1:
+        raise ConfigError(
+            f"config key 'learner.publish_every': {config.learner.publish_every}, but synchronous actors "
+            "wait for the version after each batch: set it to 1, or algorithm.synchronous to false"
+        )
+
+
+def check_launched(config: Config) -> None:
+    """Raises ConfigError if the actors that are started here could never fill a synchronous batch."""
+    num_envs = config.launch.actors * config.actor.envs
+    if is_synchronous(config.algorithm) and config.learner.batch_envs % num_envs:
+        raise ConfigError(
+            f"config key 'learner.batch_envs': {config.learner.batch_envs}, but {config.launch.actors} x "
+            f"actor.envs are {num_envs}, and a synchronous batch holds the unrolls of all environments: set "
+            f"it to {num_envs} (times the agents of a policy), or algorithm.synchronous to false"
+        )
 
 
 def _check_table(path: str, table: AnyTable, config: Config) -> None:
@@ -62,9 +103,31 @@ def _check_table(path: str, table: AnyTable, config: Config) -> None:
             f"config key '{path}.alpha': {algorithm.name} sets no priorities and uses no importance weights "
             f"(got {table.alpha}): set it to 0"
         )
+    if isinstance(table, SampledTable):
+        _check_begins(path, table, config)
     if isinstance(table, TransitionTable) and isinstance(algorithm, ReplayedSection):
         _check_same(path, "n_step", table.n_step, algorithm.n_step)
         _check_same(path, "discount", table.discount, algorithm.discount)
+        _check_rewards_add_up(path, algorithm)
+    if isinstance(table, SequenceTable) and isinstance(algorithm, R2d2Config):
+        _check_burn_in(algorithm.burn_in, table.unrolls * config.actor.unroll_length)
+
+
+def _check_begins(path: str, table: SampledTable, config: Config) -> None:
+    """Steps count as they come into the table: all of them may have come before anything is sampled.
+
+    Nothing else about the ratio can make both sides wait for ever: a table lets the one or the other go on
+    whatever its tolerance is, and hands out a part of a batch if it may not hand out all.
+    """
+    steps_per_item = 1
+    if isinstance(table, SequenceTable):
+        steps_per_item = (table.unrolls - table.overlap_unrolls) * config.actor.unroll_length
+    needed, most = table.min_items * steps_per_item, config.stop.steps
+    if most is not None and needed >= most:
+        raise ConfigError(
+            f"config key '{path}.min_items': {table.min_items} items are {needed} environment steps, and the "
+            f"run ends after {most} (stop.steps): nothing would be learnt. Lower the one or raise the other"
+        )
 
 
 def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> None:
@@ -73,4 +136,22 @@ def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> No
         raise ConfigError(
             f"config key '{path}.{key}': {of_table} differs from algorithm.{key} ({of_algorithm}): "
             "set both to the same"
+        )
+
+
+def _check_rewards_add_up(path: str, algorithm: ReplayedSection) -> None:
+    """The learner sees sums of rewards only: it can scale them, but not bend each."""
+    bent = "reward_symlog" if algorithm.reward_symlog else "reward_clip" if algorithm.reward_clip else None
+    if bent is not None and algorithm.n_step > 1:
+        raise ConfigError(
+            f"config key 'algorithm.{bent}': the table sums up the rewards of {algorithm.n_step} steps, and "
+            f"the learner sees the sums: set {path}.kind to sequence, or n_step to 1 in both"
+        )
+
+
+def _check_burn_in(burn_in: int, num_steps: int) -> None:
+    if burn_in >= num_steps:
+        raise ConfigError(
+            f"config key 'algorithm.burn_in': {burn_in} leaves nothing of sequences of {num_steps} steps "
+            "(unrolls of the table x actor.unroll_length): lower it, or make them longer"
         )

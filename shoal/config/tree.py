@@ -33,6 +33,8 @@ class RunSection(Section):
     seed: int = Field(
         1, ge=0, le=(1 << 32) - 1, description="Seeds environments, the initial weights and action sampling."
     )
+    wandb: bool = Field(False, description="Also send learning curves to Weights & Biases (`wandb`).")
+    wandb_project: str = Field("shoal", min_length=1, description="Name of the project there.")
 
 
 class WrapperSection(Section):
@@ -109,6 +111,11 @@ class ExplorationSection(Section):
         le=10,
         description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths "
         "of their bounds.",
+    )
+    warmup: bool = Field(
+        True,
+        description="Actions are random until the learner's first step, for which the table's `min_items` "
+        "are needed. Of algorithms that learn from a replay only (apex, r2d2, sac, td3).",
     )
 
 

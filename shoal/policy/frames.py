@@ -61,6 +61,12 @@ class FrameStack:
             stacks[name] = flat.reshape(*rows_SBk.shape, *frames.shape[2:])
         return stacks
 
+    def state_after(self, stacks: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The frames that the step after `unroll` needs, of the stacks that it gave."""
+        if not self.state:
+            return {}
+        return {FRAMES + name: stacks[name][-1, :, 1:] for name in self._names}
+
     def _rows(self, first_SB: Tensor) -> Tensor:
         """Where each frame of each stack is among the k - 1 + S rows of B frames, counted through."""
         num_rows, num_envs = first_SB.shape

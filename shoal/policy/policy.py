@@ -18,6 +18,7 @@ from shoal.config.network import PolicySection
 from shoal.policy.exploration import Choice
 from shoal.policy.frames import FrameStack
 from shoal.policy.masks import check_mask
+from shoal.policy.normaliser import ObservationNormaliser
 from shoal.policy.trunk import Trunk
 from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
 
@@ -56,6 +57,7 @@ class Policy(nn.Module, ABC):
         seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
         self.frames = FrameStack(seen, config.frame_stack)
         self.trunk = Trunk(config, seen, config.hidden_sizes)
+        self.normaliser = ObservationNormaliser(seen) if config.normalise_observations else None
         self.state: tuple[ArraySpec, ...] = (*self.trunk.state, *self.frames.state)
 
     def initial_state(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:
@@ -77,6 +79,15 @@ class Policy(nn.Module, ABC):
     def best(self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]) -> Best:
         """One step as of greedy rows, with no randomness in it: what is exported."""
 
+    @torch.no_grad()
+    def state_after(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What is remembered after all rows [S, B, ...] of an unroll; `state` is the one before row 0."""
+        seen = self.frames.unroll(observation, first_SB, state)
+        memory = self.trunk.state_after(self._normalised(seen), first_SB, state)
+        return {**memory, **self.frames.state_after(seen)}
+
     @abstractmethod
     def check_exploration(self, epsilon: bool, noise: bool) -> None:
         """Raises UserError for a kind of exploration that this policy cannot add."""
@@ -86,11 +97,20 @@ class Policy(nn.Module, ABC):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Features [B, F] and the state after this step."""
         if not self.state:
-            return self.trunk.encode(observation), {}
+            return self.trunk.encode(self._normalised(observation)), {}
         seen, frames = self.frames.step(observation, first, state)
-        features, memory = self.trunk.step(seen, first, state)
+        features, memory = self.trunk.step(self._normalised(seen), first, state)
         return features, {**memory, **frames}
 
     def _unroll(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Features [S, B, F], as `_step` gives them row by row; `state` is the one before row 0."""
-        return self.trunk.unroll(self.frames.unroll(observation, first_SB, state), first_SB, state)
+        return self.trunk.unroll(self._seen(observation, first_SB, state), first_SB, state)
+
+    def _seen(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What trunks see of unrolls [S, B, ...]: stacked, normalised."""
+        return self._normalised(self.frames.unroll(observation, first_SB, state))
+
+    def _normalised(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
+        return observation if self.normaliser is None else self.normaliser(observation)

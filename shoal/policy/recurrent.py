@@ -45,12 +45,23 @@ class RecurrentCore(nn.Module):
 
     def unroll(self, features: Tensor, first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """[S, B, F] to [S, B, size]."""
+        return torch.stack([memory[0] for memory in self._memories(features, first_SB, state)])
+
+    def state_after(self, features: Tensor, first_SB: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The state after all rows of [S, B, F]."""
+        memory = self._memories(features, first_SB, state)[-1]
+        return {array.name: tensor for array, tensor in zip(self.state, memory, strict=True)}
+
+    def _memories(
+        self, features: Tensor, first_SB: Tensor, state: dict[str, Tensor]
+    ) -> list[tuple[Tensor, ...]]:
+        """After each row."""
         memory = tuple(state[array.name] for array in self.state)
-        rows = []
+        memories = []
         for row, first_B in zip(features.unbind(), first_SB.unbind(), strict=True):
             memory = self._next(row, first_B, memory)
-            rows.append(memory[0])
-        return torch.stack(rows)
+            memories.append(memory)
+        return memories
 
     def _next(self, features: Tensor, first: Tensor, memory: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         starts = first.unsqueeze(-1)

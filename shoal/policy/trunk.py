@@ -47,9 +47,20 @@ class Trunk(nn.Module):
 
     def unroll(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Features [S, B, F] of [S, B, ...], from the core's state before row 0."""
-        features = self.encode({name: observation[name].flatten(0, 1) for name in self._names})
-        features = features.reshape(*first_SB.shape, -1)
+        features = self._encode_rows(observation, first_SB)
         return features if self.core is None else self.core.unroll(features, first_SB, state)
+
+    def state_after(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The core's state after all rows of [S, B, ...], from the one before row 0."""
+        if self.core is None:
+            return {}
+        return self.core.state_after(self._encode_rows(observation, first_SB), first_SB, state)
+
+    def _encode_rows(self, observation: dict[str, Tensor], first_SB: Tensor) -> Tensor:
+        features = self.encode({name: observation[name].flatten(0, 1) for name in self._names})
+        return features.reshape(*first_SB.shape, -1)
 
     def initial_state(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:
         return {array.name: torch.zeros((num_envs, *array.shape), device=device) for array in self.state}

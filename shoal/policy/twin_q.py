@@ -63,9 +63,14 @@ class TwinQPolicy(Policy):
         first_SB: Tensor,
         state: dict[str, Tensor],
         action_SB: Tensor,
+        critics: nn.ModuleList | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """[S, B] of each critic, for actions [S, B, *shape]; `state` is the policy's before row 0."""
-        stacks = self.frames.unroll(observation, first_SB, state)
+        """[S, B] of each critic, for actions [S, B, *shape]; `state` is the policy's before row 0.
+
+        `critics` are copies of the policy's own, to be asked instead.
+        """
+        stacks = self._seen(observation, first_SB, state)
         unit_SBD = self.bounds.to_unit(action_SB)
-        one, two = (critic(stacks, first_SB, unit_SBD) for critic in self.critics)
+        asked = self.critics if critics is None else critics
+        one, two = (critic(stacks, first_SB, unit_SBD) for critic in asked)
         return one, two

@@ -26,7 +26,7 @@ from shoal.v1 import spec_pb2 as shoal_dot_v1_dot_spec__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shoal/v1/inference_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\x1a\x15shoal/v1/tensor.proto\"\\\n\nActRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.shoal.v1.ActHelloH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.shoal.v1.ActStepH\x00\x42\x06\n\x04kind\"\xb9\x01\n\x08\x41\x63tHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x1f\n\x04spec\x18\x04 \x01(\x0b\x32\x11.shoal.v1.EnvSpec\x12\x10\n\x08num_envs\x18\x05 \x01(\r\x12\x0e\n\x06greedy\x18\x06 \x01(\x08\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x0f\n\x07\x65psilon\x18\x08 \x03(\x02\x12\r\n\x05noise\x18\t \x01(\x02\"{\n\x07\x41\x63tStep\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x0bobservation\x18\x02 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12\x1f\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x15\n\rstarts_unroll\x18\x04 \x01(\x08\"g\n\x0b\x41\x63tResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.shoal.v1.ActWelcomeH\x00\x12\'\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ActActionsH\x00\x42\x06\n\x04kind\"\x81\x01\n\nActWelcome\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12$\n\x07outputs\x18\x03 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\x12\"\n\x05state\x18\x04 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\"\x80\x01\n\nActActions\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12&\n\x07outputs\x18\x03 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12$\n\x05state\x18\x04 \x03(\x0b\x32\x15.shoal.v1.NamedTensor2J\n\x10InferenceService\x12\x36\n\x03\x41\x63t\x12\x14.shoal.v1.ActRequest\x1a\x15.shoal.v1.ActResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n shoal/v1/inference_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\x1a\x15shoal/v1/tensor.proto\"\\\n\nActRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x12.shoal.v1.ActHelloH\x00\x12!\n\x04step\x18\x02 \x01(\x0b\x32\x11.shoal.v1.ActStepH\x00\x42\x06\n\x04kind\"\xcd\x01\n\x08\x41\x63tHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x1f\n\x04spec\x18\x04 \x01(\x0b\x32\x11.shoal.v1.EnvSpec\x12\x10\n\x08num_envs\x18\x05 \x01(\r\x12\x0e\n\x06greedy\x18\x06 \x01(\x08\x12\x0e\n\x06policy\x18\x07 \x01(\t\x12\x0f\n\x07\x65psilon\x18\x08 \x03(\x02\x12\r\n\x05noise\x18\t \x01(\x02\x12\x12\n\nmax_wait_s\x18\n \x01(\x02\"\x90\x01\n\x07\x41\x63tStep\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12*\n\x0bobservation\x18\x02 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12\x1f\n\x05\x66irst\x18\x03 \x01(\x0b\x32\x10.shoal.v1.Tensor\x12\x15\n\rstarts_unroll\x18\x04 \x01(\x08\x12\x13\n\x0bmin_version\x18\x05 \x01(\x03\"g\n\x0b\x41\x63tResponse\x12\'\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.shoal.v1.ActWelcomeH\x00\x12\'\n\x07\x61\x63tions\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ActActionsH\x00\x42\x06\n\x04kind\"\x81\x01\n\nActWelcome\x12\x11\n\tserver_id\x18\x01 \x01(\t\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12$\n\x07outputs\x18\x03 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\x12\"\n\x05state\x18\x04 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\"\x80\x01\n\nActActions\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x16\n\x0epolicy_version\x18\x02 \x01(\x03\x12&\n\x07outputs\x18\x03 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\x12$\n\x05state\x18\x04 \x03(\x0b\x32\x15.shoal.v1.NamedTensor2J\n\x10InferenceService\x12\x36\n\x03\x41\x63t\x12\x14.shoal.v1.ActRequest\x1a\x15.shoal.v1.ActResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACTREQUEST']._serialized_start=90
   _globals['_ACTREQUEST']._serialized_end=182
   _globals['_ACTHELLO']._serialized_start=185
-  _globals['_ACTHELLO']._serialized_end=370
-  _globals['_ACTSTEP']._serialized_start=372
-  _globals['_ACTSTEP']._serialized_end=495
-  _globals['_ACTRESPONSE']._serialized_start=497
-  _globals['_ACTRESPONSE']._serialized_end=600
-  _globals['_ACTWELCOME']._serialized_start=603
-  _globals['_ACTWELCOME']._serialized_end=732
-  _globals['_ACTACTIONS']._serialized_start=735
-  _globals['_ACTACTIONS']._serialized_end=863
-  _globals['_INFERENCESERVICE']._serialized_start=865
-  _globals['_INFERENCESERVICE']._serialized_end=939
+  _globals['_ACTHELLO']._serialized_end=390
+  _globals['_ACTSTEP']._serialized_start=393
+  _globals['_ACTSTEP']._serialized_end=537
+  _globals['_ACTRESPONSE']._serialized_start=539
+  _globals['_ACTRESPONSE']._serialized_end=642
+  _globals['_ACTWELCOME']._serialized_start=645
+  _globals['_ACTWELCOME']._serialized_end=774
+  _globals['_ACTACTIONS']._serialized_start=777
+  _globals['_ACTACTIONS']._serialized_end=905
+  _globals['_INFERENCESERVICE']._serialized_start=907
+  _globals['_INFERENCESERVICE']._serialized_end=981
 # @@protoc_insertion_point(module_scope)

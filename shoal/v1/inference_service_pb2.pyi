@@ -17,7 +17,7 @@ class ActRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[ActHello, _Mapping]] = ..., step: _Optional[_Union[ActStep, _Mapping]] = ...) -> None: ...
 
 class ActHello(_message.Message):
-    __slots__ = ("protocol_version", "actor_id", "run_id", "spec", "num_envs", "greedy", "policy", "epsilon", "noise")
+    __slots__ = ("protocol_version", "actor_id", "run_id", "spec", "num_envs", "greedy", "policy", "epsilon", "noise", "max_wait_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ACTOR_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class ActHello(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     EPSILON_FIELD_NUMBER: _ClassVar[int]
     NOISE_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     actor_id: str
     run_id: str
@@ -36,19 +37,22 @@ class ActHello(_message.Message):
     policy: str
     epsilon: _containers.RepeatedScalarFieldContainer[float]
     noise: float
-    def __init__(self, protocol_version: _Optional[int] = ..., actor_id: _Optional[str] = ..., run_id: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.EnvSpec, _Mapping]] = ..., num_envs: _Optional[int] = ..., greedy: _Optional[bool] = ..., policy: _Optional[str] = ..., epsilon: _Optional[_Iterable[float]] = ..., noise: _Optional[float] = ...) -> None: ...
+    max_wait_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., actor_id: _Optional[str] = ..., run_id: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.EnvSpec, _Mapping]] = ..., num_envs: _Optional[int] = ..., greedy: _Optional[bool] = ..., policy: _Optional[str] = ..., epsilon: _Optional[_Iterable[float]] = ..., noise: _Optional[float] = ..., max_wait_s: _Optional[float] = ...) -> None: ...
 
 class ActStep(_message.Message):
-    __slots__ = ("step", "observation", "first", "starts_unroll")
+    __slots__ = ("step", "observation", "first", "starts_unroll", "min_version")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     STARTS_UNROLL_FIELD_NUMBER: _ClassVar[int]
+    MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     step: int
     observation: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.NamedTensor]
     first: _tensor_pb2.Tensor
     starts_unroll: bool
-    def __init__(self, step: _Optional[int] = ..., observation: _Optional[_Iterable[_Union[_tensor_pb2.NamedTensor, _Mapping]]] = ..., first: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., starts_unroll: _Optional[bool] = ...) -> None: ...
+    min_version: int
+    def __init__(self, step: _Optional[int] = ..., observation: _Optional[_Iterable[_Union[_tensor_pb2.NamedTensor, _Mapping]]] = ..., first: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., starts_unroll: _Optional[bool] = ..., min_version: _Optional[int] = ...) -> None: ...
 
 class ActResponse(_message.Message):
     __slots__ = ("welcome", "actions")

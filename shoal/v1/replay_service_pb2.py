@@ -24,43 +24,44 @@ _sym_db = _symbol_database.Default()
 
 from shoal.v1 import spec_pb2 as shoal_dot_v1_dot_spec__pb2
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
+from shoal.v1 import trajectory_pb2 as shoal_dot_v1_dot_trajectory__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshoal/v1/replay_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\x1a\x15shoal/v1/tensor.proto\"g\n\rAppendRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.shoal.v1.AppendHelloH\x00\x12&\n\x05items\x18\x02 \x01(\x0b\x32\x15.shoal.v1.AppendItemsH\x00\x42\x06\n\x04kind\"\x7f\n\x0b\x41ppendHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05table\x18\x04 \x01(\t\x12%\n\x08\x64\x65\x63lared\x18\x05 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\"]\n\x0b\x41ppendItems\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x14\n\x0ctrajectories\x18\x03 \x03(\x0c\x12\x12\n\npriorities\x18\x04 \x03(\x02\"\xf7\x01\n\x0e\x41ppendResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x31\n\x07outcome\x18\x02 \x01(\x0e\x32 .shoal.v1.AppendResponse.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x8f\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_STORED\x10\x01\x12\x15\n\x11OUTCOME_DUPLICATE\x10\x02\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x03\x12\x14\n\x10OUTCOME_REJECTED\x10\x04\x12\x13\n\x0fOUTCOME_PENDING\x10\x05\"E\n\rSampleRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x11\n\tnum_items\x18\x02 \x01(\r\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\x98\x01\n\x0eSampleResponse\x12\x1d\n\x05items\x18\x01 \x03(\x0b\x32\x0e.shoal.v1.Item\x12*\n\x0btransitions\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Transitions\x12\x11\n\tnum_items\x18\x03 \x01(\x03\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03\x12\x15\n\rpriority_mass\x18\x05 \x01(\x01\"k\n\x04Item\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x03(\x0c\x12\x0c\n\x04mass\x18\x06 \x01(\x01\"S\n\x0bTransitions\x12\x0c\n\x04keys\x18\x01 \x03(\x04\x12\x0e\n\x06masses\x18\x02 \x03(\x01\x12&\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\"J\n\x17UpdatePrioritiesRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x04\x12\x12\n\npriorities\x18\x03 \x03(\x01\"A\n\x18UpdatePrioritiesResponse\x12\x13\n\x0bnum_updated\x18\x01 \x01(\x04\x12\x10\n\x08num_gone\x18\x02 \x01(\x04\"\x0e\n\x0cStatsRequest\"5\n\rStatsResponse\x12$\n\x06tables\x18\x01 \x03(\x0b\x32\x14.shoal.v1.TableStats\"\xdf\x04\n\nTableStats\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\ndurability\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\t\x12\x11\n\tnum_items\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x11\n\tram_bytes\x18\x07 \x01(\x03\x12\x12\n\ndisk_bytes\x18\x08 \x01(\x03\x12\x11\n\tmax_items\x18\t \x01(\x03\x12\x11\n\tmax_bytes\x18\n \x01(\x03\x12\x15\n\rpriority_mass\x18\x0b \x01(\x01\x12\x14\n\x0cnum_inserted\x18\x0c \x01(\x04\x12\x17\n\x0fnum_sampled_out\x18\r \x01(\x04\x12\x13\n\x0bnum_evicted\x18\x0e \x01(\x04\x12\x14\n\x0cnum_rejected\x18\x0f \x01(\x04\x12\x13\n\x0bnum_corrupt\x18\x10 \x01(\x04\x12\x16\n\x0enum_duplicates\x18\x11 \x01(\x04\x12\x1b\n\x13num_insert_timeouts\x18\x12 \x01(\x04\x12\x1b\n\x13num_sample_timeouts\x18\x13 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x14 \x01(\x04\x12\x1e\n\x16num_priorities_updated\x18\x15 \x01(\x04\x12\x1b\n\x13num_priorities_gone\x18\x16 \x01(\x04\x12\x18\n\x10num_insert_waits\x18\x17 \x01(\x04\x12\x18\n\x10num_sample_waits\x18\x18 \x01(\x04\x12\x15\n\rinsert_wait_s\x18\x19 \x01(\x01\x12\x15\n\rsample_wait_s\x18\x1a \x01(\x01\x12\x0f\n\x07unrolls\x18\x1b \x01(\r2\xa6\x02\n\rReplayService\x12?\n\x06\x41ppend\x12\x17.shoal.v1.AppendRequest\x1a\x18.shoal.v1.AppendResponse(\x01\x30\x01\x12?\n\x06Sample\x12\x17.shoal.v1.SampleRequest\x1a\x18.shoal.v1.SampleResponse(\x01\x30\x01\x12Y\n\x10UpdatePriorities\x12!.shoal.v1.UpdatePrioritiesRequest\x1a\".shoal.v1.UpdatePrioritiesResponse\x12\x38\n\x05Stats\x12\x16.shoal.v1.StatsRequest\x1a\x17.shoal.v1.StatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshoal/v1/replay_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\x1a\x15shoal/v1/tensor.proto\x1a\x19shoal/v1/trajectory.proto\"g\n\rAppendRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.shoal.v1.AppendHelloH\x00\x12&\n\x05items\x18\x02 \x01(\x0b\x32\x15.shoal.v1.AppendItemsH\x00\x42\x06\n\x04kind\"\x7f\n\x0b\x41ppendHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\r\n\x05table\x18\x04 \x01(\t\x12%\n\x08\x64\x65\x63lared\x18\x05 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\"]\n\x0b\x41ppendItems\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x12\n\ntimeout_ms\x18\x02 \x01(\r\x12\x14\n\x0ctrajectories\x18\x03 \x03(\x0c\x12\x12\n\npriorities\x18\x04 \x03(\x02\"\xf7\x01\n\x0e\x41ppendResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x31\n\x07outcome\x18\x02 \x01(\x0e\x32 .shoal.v1.AppendResponse.Outcome\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x8f\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eOUTCOME_STORED\x10\x01\x12\x15\n\x11OUTCOME_DUPLICATE\x10\x02\x12\x15\n\x11OUTCOME_TIMED_OUT\x10\x03\x12\x14\n\x10OUTCOME_REJECTED\x10\x04\x12\x13\n\x0fOUTCOME_PENDING\x10\x05\"E\n\rSampleRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x11\n\tnum_items\x18\x02 \x01(\r\x12\x12\n\ntimeout_ms\x18\x03 \x01(\r\"\xd5\x01\n\x0eSampleResponse\x12\x1d\n\x05items\x18\x01 \x03(\x0b\x32\x0e.shoal.v1.Item\x12*\n\x0btransitions\x18\x02 \x01(\x0b\x32\x15.shoal.v1.Transitions\x12\x11\n\tnum_items\x18\x03 \x01(\x03\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03\x12\x15\n\rpriority_mass\x18\x05 \x01(\x01\x12\x16\n\x0esteps_inserted\x18\x06 \x01(\x04\x12#\n\x08\x65pisodes\x18\x07 \x03(\x0b\x32\x11.shoal.v1.Episode\"k\n\x04Item\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\x10\n\x08\x61\x63tor_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x0ctrajectories\x18\x05 \x03(\x0c\x12\x0c\n\x04mass\x18\x06 \x01(\x01\"S\n\x0bTransitions\x12\x0c\n\x04keys\x18\x01 \x03(\x04\x12\x0e\n\x06masses\x18\x02 \x03(\x01\x12&\n\x07\x63olumns\x18\x03 \x03(\x0b\x32\x15.shoal.v1.NamedTensor\"J\n\x17UpdatePrioritiesRequest\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x03(\x04\x12\x12\n\npriorities\x18\x03 \x03(\x01\"A\n\x18UpdatePrioritiesResponse\x12\x13\n\x0bnum_updated\x18\x01 \x01(\x04\x12\x10\n\x08num_gone\x18\x02 \x01(\x04\"\x0e\n\x0cStatsRequest\"5\n\rStatsResponse\x12$\n\x06tables\x18\x01 \x03(\x0b\x32\x14.shoal.v1.TableStats\"\xdf\x04\n\nTableStats\x12\r\n\x05table\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x12\n\ndurability\x18\x03 \x01(\t\x12\x10\n\x08\x64\x65graded\x18\x04 \x01(\t\x12\x11\n\tnum_items\x18\x05 \x01(\x03\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x11\n\tram_bytes\x18\x07 \x01(\x03\x12\x12\n\ndisk_bytes\x18\x08 \x01(\x03\x12\x11\n\tmax_items\x18\t \x01(\x03\x12\x11\n\tmax_bytes\x18\n \x01(\x03\x12\x15\n\rpriority_mass\x18\x0b \x01(\x01\x12\x14\n\x0cnum_inserted\x18\x0c \x01(\x04\x12\x17\n\x0fnum_sampled_out\x18\r \x01(\x04\x12\x13\n\x0bnum_evicted\x18\x0e \x01(\x04\x12\x14\n\x0cnum_rejected\x18\x0f \x01(\x04\x12\x13\n\x0bnum_corrupt\x18\x10 \x01(\x04\x12\x16\n\x0enum_duplicates\x18\x11 \x01(\x04\x12\x1b\n\x13num_insert_timeouts\x18\x12 \x01(\x04\x12\x1b\n\x13num_sample_timeouts\x18\x13 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x14 \x01(\x04\x12\x1e\n\x16num_priorities_updated\x18\x15 \x01(\x04\x12\x1b\n\x13num_priorities_gone\x18\x16 \x01(\x04\x12\x18\n\x10num_insert_waits\x18\x17 \x01(\x04\x12\x18\n\x10num_sample_waits\x18\x18 \x01(\x04\x12\x15\n\rinsert_wait_s\x18\x19 \x01(\x01\x12\x15\n\rsample_wait_s\x18\x1a \x01(\x01\x12\x0f\n\x07unrolls\x18\x1b \x01(\r2\xa6\x02\n\rReplayService\x12?\n\x06\x41ppend\x12\x17.shoal.v1.AppendRequest\x1a\x18.shoal.v1.AppendResponse(\x01\x30\x01\x12?\n\x06Sample\x12\x17.shoal.v1.SampleRequest\x1a\x18.shoal.v1.SampleResponse(\x01\x30\x01\x12Y\n\x10UpdatePriorities\x12!.shoal.v1.UpdatePrioritiesRequest\x1a\".shoal.v1.UpdatePrioritiesResponse\x12\x38\n\x05Stats\x12\x16.shoal.v1.StatsRequest\x1a\x17.shoal.v1.StatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.replay_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_APPENDREQUEST']._serialized_start=87
-  _globals['_APPENDREQUEST']._serialized_end=190
-  _globals['_APPENDHELLO']._serialized_start=192
-  _globals['_APPENDHELLO']._serialized_end=319
-  _globals['_APPENDITEMS']._serialized_start=321
-  _globals['_APPENDITEMS']._serialized_end=414
-  _globals['_APPENDRESPONSE']._serialized_start=417
-  _globals['_APPENDRESPONSE']._serialized_end=664
-  _globals['_APPENDRESPONSE_OUTCOME']._serialized_start=521
-  _globals['_APPENDRESPONSE_OUTCOME']._serialized_end=664
-  _globals['_SAMPLEREQUEST']._serialized_start=666
-  _globals['_SAMPLEREQUEST']._serialized_end=735
-  _globals['_SAMPLERESPONSE']._serialized_start=738
-  _globals['_SAMPLERESPONSE']._serialized_end=890
-  _globals['_ITEM']._serialized_start=892
-  _globals['_ITEM']._serialized_end=999
-  _globals['_TRANSITIONS']._serialized_start=1001
-  _globals['_TRANSITIONS']._serialized_end=1084
-  _globals['_UPDATEPRIORITIESREQUEST']._serialized_start=1086
-  _globals['_UPDATEPRIORITIESREQUEST']._serialized_end=1160
-  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_start=1162
-  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_end=1227
-  _globals['_STATSREQUEST']._serialized_start=1229
-  _globals['_STATSREQUEST']._serialized_end=1243
-  _globals['_STATSRESPONSE']._serialized_start=1245
-  _globals['_STATSRESPONSE']._serialized_end=1298
-  _globals['_TABLESTATS']._serialized_start=1301
-  _globals['_TABLESTATS']._serialized_end=1908
-  _globals['_REPLAYSERVICE']._serialized_start=1911
-  _globals['_REPLAYSERVICE']._serialized_end=2205
+  _globals['_APPENDREQUEST']._serialized_start=114
+  _globals['_APPENDREQUEST']._serialized_end=217
+  _globals['_APPENDHELLO']._serialized_start=219
+  _globals['_APPENDHELLO']._serialized_end=346
+  _globals['_APPENDITEMS']._serialized_start=348
+  _globals['_APPENDITEMS']._serialized_end=441
+  _globals['_APPENDRESPONSE']._serialized_start=444
+  _globals['_APPENDRESPONSE']._serialized_end=691
+  _globals['_APPENDRESPONSE_OUTCOME']._serialized_start=548
+  _globals['_APPENDRESPONSE_OUTCOME']._serialized_end=691
+  _globals['_SAMPLEREQUEST']._serialized_start=693
+  _globals['_SAMPLEREQUEST']._serialized_end=762
+  _globals['_SAMPLERESPONSE']._serialized_start=765
+  _globals['_SAMPLERESPONSE']._serialized_end=978
+  _globals['_ITEM']._serialized_start=980
+  _globals['_ITEM']._serialized_end=1087
+  _globals['_TRANSITIONS']._serialized_start=1089
+  _globals['_TRANSITIONS']._serialized_end=1172
+  _globals['_UPDATEPRIORITIESREQUEST']._serialized_start=1174
+  _globals['_UPDATEPRIORITIESREQUEST']._serialized_end=1248
+  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_start=1250
+  _globals['_UPDATEPRIORITIESRESPONSE']._serialized_end=1315
+  _globals['_STATSREQUEST']._serialized_start=1317
+  _globals['_STATSREQUEST']._serialized_end=1331
+  _globals['_STATSRESPONSE']._serialized_start=1333
+  _globals['_STATSRESPONSE']._serialized_end=1386
+  _globals['_TABLESTATS']._serialized_start=1389
+  _globals['_TABLESTATS']._serialized_end=1996
+  _globals['_REPLAYSERVICE']._serialized_start=1999
+  _globals['_REPLAYSERVICE']._serialized_end=2293
 # @@protoc_insertion_point(module_scope)

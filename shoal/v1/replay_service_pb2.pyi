@@ -1,5 +1,6 @@
 from shoal.v1 import spec_pb2 as _spec_pb2
 from shoal.v1 import tensor_pb2 as _tensor_pb2
+from shoal.v1 import trajectory_pb2 as _trajectory_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -78,18 +79,22 @@ class SampleRequest(_message.Message):
     def __init__(self, table: _Optional[str] = ..., num_items: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
 
 class SampleResponse(_message.Message):
-    __slots__ = ("items", "transitions", "num_items", "num_bytes", "priority_mass")
+    __slots__ = ("items", "transitions", "num_items", "num_bytes", "priority_mass", "steps_inserted", "episodes")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     TRANSITIONS_FIELD_NUMBER: _ClassVar[int]
     NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_MASS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_INSERTED_FIELD_NUMBER: _ClassVar[int]
+    EPISODES_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Item]
     transitions: Transitions
     num_items: int
     num_bytes: int
     priority_mass: float
-    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., num_items: _Optional[int] = ..., num_bytes: _Optional[int] = ..., priority_mass: _Optional[float] = ...) -> None: ...
+    steps_inserted: int
+    episodes: _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.Episode]
+    def __init__(self, items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., transitions: _Optional[_Union[Transitions, _Mapping]] = ..., num_items: _Optional[int] = ..., num_bytes: _Optional[int] = ..., priority_mass: _Optional[float] = ..., steps_inserted: _Optional[int] = ..., episodes: _Optional[_Iterable[_Union[_trajectory_pb2.Episode, _Mapping]]] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("key", "actor_id", "run_id", "sequence", "trajectories", "mass")

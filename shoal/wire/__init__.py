@@ -20,6 +20,7 @@ from shoal.wire.trajectories import (
     decode_trajectory,
     encode_columns,
     encode_trajectory,
+    episode_from_proto,
 )
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "decode_trajectory",
     "encode_columns",
     "encode_trajectory",
+    "episode_from_proto",
     "spec_from_proto",
     "spec_to_proto",
     "tensor_from_proto",

@@ -61,7 +61,7 @@ def decode_trajectory(payload: bytes, limits: LimitsSection) -> Trajectory:
             f"trajectory of {num_steps} steps says that {len(message.episodes)} episodes ended in it"
         )
     columns = _read_columns(message, layout)
-    episodes = tuple([_episode_from_proto(episode) for episode in message.episodes])
+    episodes = tuple([episode_from_proto(episode) for episode in message.episodes])
     return Trajectory(columns, episodes, message.stream, message.first_step)
 
 
@@ -239,7 +239,7 @@ def _leading_axes(layout: Layout) -> tuple[int, int]:
     return leading[0], leading[1]
 
 
-def _episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
+def episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
     if not math.isfinite(message.episode_return) or message.num_steps < 1:
         raise InvalidArgumentError(
             f"episode of {message.num_steps} steps with a return of {message.episode_return}: "

@@ -91,12 +91,12 @@ def test_checkpoint_of_another_spec(tmp_path: Path) -> None:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
     run_dir = RunDir(tmp_path / "run")
     config, result = run_dir.config.read_text(), run_dir.read_result()
-    line = refused(tmp_path, "Acrobot-v1", *small)
+    line = refused(tmp_path, "--resume", "run", "--set", "env.id=Acrobot-v1")
     assert "CartPole-v1" in line
     assert "Acrobot-v1" in line
     assert (run_dir.config.read_text(), run_dir.read_result()) == (config, result)
     assert "Acrobot-v1" in run_dir.report.read_text(), "the report tells of the refusal"
-    with shoal("train", "run", "--steps", "1000", cwd=tmp_path) as run:
+    with shoal("train", "--resume", "run", "--steps", "1000", cwd=tmp_path) as run:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
     assert run_dir.read_result()["env_steps"] >= 1000
 

@@ -53,7 +53,7 @@ def test_a_run_of_every_service_finishes_and_is_resumed(tmp_path: Path) -> None:
     assert set(samples[-1].phases) == {"actor", "evaluator", "inference", "replay", "learner"}
     print(samples[-1].load)
 
-    with shoal("train", "run", "--steps", "80000", cwd=tmp_path) as run:
+    with shoal("train", "--resume", "run", "--steps", "80000", cwd=tmp_path) as run:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
     again = json.loads(run_dir.result.read_text())
     assert again["env_steps"] >= 80_000

@@ -166,6 +166,7 @@ class Rig:
                 | {"announce": str(sockets / "replay.json")},
             },
         }
+        tree["learner"]["guards"] = changes.pop("guards", {})
         for section, values in changes.items():
             tree[section] = tree.get(section, {}) | values
         config = sockets / "run.yaml"

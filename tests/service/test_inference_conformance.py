@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,35 @@ def test_greedy_streams_get_the_mode_and_others_samples(run: Run) -> None:
         assert (await greedy.act(*step())).outputs["action"].tolist() == [[0.0, 0.0]] * 3
         drawn = [(await sampling.act(*step())).outputs["action"] for _ in range(2)]
         assert np.unique(np.stack(drawn)).size == 12
+
+    run(scenario)
+
+
+def test_a_step_waits_for_the_version_that_it_asks_for(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        waiting, other = await world.client.open(hello()), await world.client.open(hello())
+        asked = asyncio.ensure_future(waiting.act(*step(), min_version=2))
+        for version in (0, 1):
+            world.learner.publish(snapshot(version))
+            await until(lambda version=version: world.server.engine.policy_version == version)
+            assert (await other.act(*step())).policy_version == version
+            assert not asked.done()
+        world.learner.publish(snapshot(2))
+        assert (await asked).policy_version == 2
+        hasty = await world.client.open(replace(hello(), max_wait_s=0.01))
+        assert (await hasty.act(*step(), min_version=9)).policy_version == 2
+
+    run(scenario)
+
+
+def test_a_server_that_drains_ends_the_wait_for_a_version(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        stream = await world.client.open(hello())
+        asked = asyncio.ensure_future(stream.act(*step(), min_version=2))
+        await (await world.client.open(hello())).act(*step())
+        world.server.engine.drain()
+        with pytest.raises(UnavailableError):
+            await asked
 
     run(scenario)
 

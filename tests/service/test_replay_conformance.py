@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,9 @@ from shoal.errors import (
     NotFoundError,
     UnavailableError,
 )
-from shoal.records import ACTION, OBSERVATION, ArraySpec, Life
-from tests.service.replay_items import DECLARED, NUM_ACTIONS, encoded
+from shoal.records import ACTION, OBSERVATION, ArraySpec, Episode, Life
+from shoal.wire import encode_trajectory
+from tests.service.replay_items import DECLARED, NUM_ACTIONS, STEPS, encoded, trajectory
 from tests.service.replay_kinds import DURABILITIES, KINDS, LIFE, TRANSPORTS, Check, Kind, stored
 from tests.service.replay_server import append_of, until
 
@@ -292,6 +294,23 @@ def test_a_ratio_of_samples_to_inserts_makes_either_side_wait(check_sampled: Che
         assert stats.num_sample_timeouts > 0
 
     check_sampled(test, samples_per_insert=1.0, ratio_tolerance=2.0)
+
+
+def test_an_answer_tells_what_has_come_since_the_last_one(check_sampled: Check) -> None:
+    async def test(client: ReplayShardClient, shard: Shard, kind: Kind) -> None:
+        await stored(client, kind.append(0, 0))
+        samples = await client.open_sample("train")
+        episodes = (Episode(-1.5, 7), Episode(2.0, 3))
+        told = []
+        for number in range(1, 4):
+            await samples.request(1)
+            sampled = await samples.receive()
+            told.append((sampled.num_sampled, sampled.steps_inserted, sampled.episodes))
+            unroll = replace(trajectory(number), episodes=episodes[number - 1 :])
+            await stored(client, Append(number, (encode_trajectory(unroll),)))
+        assert told == [(1, 0, ()), (1, STEPS, episodes), (1, STEPS, episodes[1:])]
+
+    check_sampled(test)
 
 
 def test_a_full_table_drops_its_oldest(check_sampled: Check) -> None:

@@ -39,6 +39,8 @@ class CountingBackend:
         self.before_act: Callable[[int], None] = lambda _: None
         # What the policy remembers: of each, an unroll's first reply tells the number of that reply.
         self.state: tuple[ArraySpec, ...] = ()
+        # What each step has asked for.
+        self.min_versions: list[int] = []
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -53,8 +55,14 @@ class CountingBackend:
         return session, ActWelcome(self.name, self.num_acts, outputs, self.state)
 
     async def act(
-        self, session: int, observation: Columns, first: np.ndarray, starts_unroll: bool = False
+        self,
+        session: int,
+        observation: Columns,
+        first: np.ndarray,
+        starts_unroll: bool = False,
+        min_version: int = 0,
     ) -> ActReply:
+        self.min_versions.append(min_version)
         await self.hold.wait()
         # Give the other groups their turn, as a network would.
         await asyncio.sleep(0)

@@ -18,7 +18,10 @@ from shoal.cli.presets import PRESETS
     ("arguments", "message"),
     [
         (["trian"], "No such command 'trian'"),
-        (["train"], "Missing argument 'WHAT'"),
+        (["train"], "give WHAT to train (a preset, an env id or a .yaml file), or --resume RUN"),
+        (["train", "X-v0", "--resume", "run"], "leave out WHAT (X-v0), change values with --set"),
+        (["train", "--resume", "run", "--run-dir", "r"], "leave out --run-dir"),
+        (["train", "--resume", "run"], "--resume run: that is no directory"),
         (["train", "X-v0", "--bogus"], "No such option: --bogus"),
         (["train", "X-v0", "--actors", "many"], "Invalid value for '--actors'"),
         (["train", "X-v0", "--actors", "0"], "input should be greater than or equal to 1 (got 0)"),
@@ -48,6 +51,27 @@ def test_mistakes(
     assert list(tmp_path.iterdir()) == [], "nothing was made"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["X-v0", "--run-dir", "run"], "run holds a run that has checkpoints: go on with it by --resume run"),
+        (["--resume", "run", "--set", "run.dir=other"], "run.dir cannot be set to other"),
+    ],
+)
+def test_a_run_is_gone_on_with_in_one_way_only(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "checkpoints" / "000001-step-5").mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").write_text("env: {id: X-v0}\n")
+    assert run(["train", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out == f"shoal {__version__}\n"
@@ -61,7 +85,7 @@ def test_help_names_every_axis(capsys: pytest.CaptureFixture[str], monkeypatch: 
     text = capsys.readouterr().out
     for flag in (
         "--actors", "--envs-per-actor", "--evaluators", "--inference", "--replay-shards", "--seed",
-        "--until-return", "--steps", "--minutes", "--run-dir", "--set", "--plain",
+        "--until-return", "--steps", "--minutes", "--run-dir", "--resume", "--set", "--plain",
     ):  # fmt: skip
         assert flag in text
 

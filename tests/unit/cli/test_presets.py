@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.presets import PRESETS, preset_names, resolve
+from shoal.cli.presets import PRESETS, preset_names, resolve, resume
 from shoal.cli.train import effective_config
 from shoal.config import load_config
 from shoal.errors import ConfigError, UserError
@@ -56,16 +56,39 @@ def test_run_directory_is_resumed_where_it_is_now(tmp_path: Path) -> None:
     run = tmp_path / "moved: here"
     run.mkdir()
     (run / "config.yaml").write_text("run: {name: old, dir: /elsewhere}\nlearner: {batch_envs: 7}\n")
-    config = effective_config(resolve(str(run)), [])
+    (run / "checkpoints" / "000001-step-5").mkdir(parents=True)
+    config = effective_config(resume(run), [])
     assert (config.run.dir, config.run.name, config.learner.batch_envs) == (run, "old", 7)
 
 
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ((), "no directory, so there is no run"),
+        (("checkpoints/",), r"a directory without config\.yaml"),
+        (("config.yaml",), "the run has no checkpoint to go on from"),
+        (("config.yaml", "checkpoints/.tmp-000001-step-5/"), "no checkpoint to go on from"),
+    ],
+)
+def test_what_cannot_be_resumed(tmp_path: Path, made: tuple[str, ...], expected: str) -> None:
+    for name in made:
+        path = tmp_path / "run" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True) if name.endswith("/") else path.touch()
+    with pytest.raises(UserError, match=rf"--resume .*/run: .*{expected}"):
+        resume(tmp_path / "run")
+
+
+def test_a_run_of_several_policies_is_resumed_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "policies" / "red" / "checkpoints" / "000001-step-5").mkdir(parents=True)
+    assert resume(tmp_path).file == tmp_path / "config.yaml"
+
+
 @pytest.mark.parametrize("name", ["some", "d.yaml", "Maze-v0"])
-def test_directory_without_a_run(tmp_path: Path, name: str) -> None:
+def test_a_directory_is_not_trained_on(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(
-        UserError, match=rf"{name} is a directory without config\.yaml, so there is no run to resume"
-    ):
+    with pytest.raises(UserError, match=rf"{name} is a directory: .* go on with --resume"):
         resolve(str(tmp_path / name))
 
 

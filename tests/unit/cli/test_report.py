@@ -98,7 +98,7 @@ def test_several_policies_have_curves_of_their_own() -> None:
 def test_learning_curve_is_drawn_over_steps_and_over_time() -> None:
     page = read(build_report(history(), [], CONFIG, {}))
     labels = [str(svg.get("aria-label")) for svg in page.of("svg")]
-    assert "mean return over environment steps trained on" in labels
+    assert "mean return over environment steps" in labels
     assert "mean return over wall-clock (s)" in labels
     curve = next(a for a in page.of("polyline") if a.get("class") == "curve series-0")
     points = [tuple(map(float, p.split(","))) for p in str(curve["points"]).split()]

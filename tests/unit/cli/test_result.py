@@ -28,7 +28,7 @@ def complete(directory: Path, outcome: Outcome, learner: dict[str, Any] | None =
     ("reason", "message"),
     [
         ("until_return", "the mean return of 100 episodes reached 476.2"),
-        ("steps", "123,456 environment steps are trained on"),
+        ("steps", "123,456 environment steps are made"),
     ],
 )
 def test_finished(tmp_path: Path, reason: str, message: str) -> None:
@@ -73,7 +73,7 @@ def test_of_several_policies_it_is_said_whose_figures_these_are(tmp_path: Path) 
         directory.mkdir(parents=True)
         (directory / "result.json").write_text(json.dumps({"policy": name, "env_steps": steps}))
     record = complete(tmp_path, FINISHED, {"reason": "steps", "policy": "blue", **LEARNER})
-    assert record["message"] == "123,456 environment steps of policy blue are trained on"
+    assert record["message"] == "123,456 environment steps of policy blue are made"
     assert {name: found["env_steps"] for name, found in record["policies"].items()} == {
         "red": 5,
         "blue": 123_456,
@@ -85,5 +85,5 @@ def test_of_several_policies_it_is_said_whose_figures_these_are(tmp_path: Path) 
 
 def test_of_one_policy_its_name_is_not_said(tmp_path: Path) -> None:
     record = complete(tmp_path, FINISHED, {"reason": "steps", "policy": "policy", **LEARNER})
-    assert record["message"] == "123,456 environment steps are trained on"
+    assert record["message"] == "123,456 environment steps are made"
     assert "policies" not in record

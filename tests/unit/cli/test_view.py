@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from shoal.cli import figures
@@ -22,6 +23,7 @@ SAMPLE = Sample(
     time_s=75.4, env_steps=1_234_567, episode_return=123.45, env_steps_per_s=210_456.0,
     trained_steps_per_s=208_111.0, learner_waiting=0.123, inference_batch=256.0, inference_latency_ms=1.25,
     replay_items=3, replay_fill=0.1875, policy_lag=1.44, policy_version=812, num_restarts=2,
+    effective_batch=1280,
 )  # fmt: skip
 
 
@@ -41,6 +43,12 @@ def test_plain_line_has_every_figure() -> None:
         "   1:15  return 123.5  steps 1,234,567  collected 210k/s  trained 208k/s  learner waits 12 %  "
         "batch 256 rows, 1.2 ms  replay 3 items, 19 %  lag 1.4  restarts 2  up 4/4"
     )
+
+
+@pytest.mark.parametrize(("times", "said"), [(None, ""), (1.0, ""), (255.64, ", 256 samples per step")])
+def test_how_often_a_step_is_trained_on_is_shown_where_it_is_not_once(times: float | None, said: str) -> None:
+    line = plain_line(replace(SAMPLE, samples_per_step=times), children())
+    assert f"trained 208k/s{said}  learner" in line
 
 
 def test_plain_line_before_anything_is_known() -> None:
@@ -137,8 +145,8 @@ def test_live_screen_has_every_figure() -> None:
     screen = draw(SAMPLE, children(), {"actor-0": 210_456.0, "inference-0": 5e5}, "replay-0: [slow] queue")
     for expected in (
         "shoal  cartpole", "1:15", "123.5 of 475", "1,234,567", "210k/s", "208k/s", "12 %",
-        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "actor-0", "210k steps/s",
-        "500k rows/s", "replay-0: [slow] queue",
+        "256 rows, 1.2 ms", "3 items, 19 %", "1.4 versions", "208k/s, 1,280 at a time", "actor-0",
+        "210k steps/s", "500k rows/s", "replay-0: [slow] queue",
     ):  # fmt: skip
         assert expected in screen
 
@@ -177,6 +185,13 @@ def test_several_policies_have_a_line_each() -> None:
 def test_a_plain_line_tells_policies_apart() -> None:
     line = plain_line(TWO, children())
     assert "  return red -3.2, blue -  loss red 0.0123, blue -  steps 1,234,567  " in line
+
+
+def test_guards_that_warn_are_shown_as_long_as_they_do() -> None:
+    warned = replace(SAMPLE, guards=["entropy_collapse", "memory_growth"])
+    assert plain_line(warned, children()).endswith("  up 4/4  guards entropy_collapse, memory_growth")
+    assert "guards: entropy_collapse, memory_growth" in draw(warned, children(), {})
+    assert "guards" not in draw(SAMPLE, children(), {})
 
 
 def test_clock() -> None:

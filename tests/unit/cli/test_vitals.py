@@ -41,18 +41,21 @@ def of_policy(
     mean: float = 21.5,
     version: int = 9,
     lag: float = 2.0,
+    times: float = 1.0,
 ) -> str:
     """What a learner shows of one policy."""
     only = f'{{policy="{policy}"}}'
     return (
-        f"shoal_learner_env_steps_total{only} {steps}\n"
+        f"shoal_learner_trained_steps_total{only} {times * steps}\n"
         f"shoal_learner_run_env_steps{only} {steps if run_steps is None else run_steps}\n"
+        f"shoal_learner_run_trained_steps{only} {times * (steps if run_steps is None else run_steps)}\n"
         f"shoal_learner_episodes_total{only} {episodes}\n"
         f"shoal_learner_episode_return_mean{only} {mean}\n"
         f"shoal_learner_loss{only} {mean / 10}\n"
         f"shoal_learner_policy_lag_versions_sum{only} {lag * steps}\n"
         f"shoal_learner_policy_lag_versions_count{only} {steps}\n"
         f"shoal_learner_policy_version{only} {version}\n"
+        f"shoal_learner_effective_batch_steps{only} 1280\n"
         f'shoal_learner_phase_seconds_total{{phase="wait",policy="{policy}"}} {wait_s}\n'
         f'shoal_learner_phase_seconds_total{{phase="train",policy="{policy}"}} 1\n'
     )
@@ -77,6 +80,14 @@ def test_of_several_learners_the_first_speaks_for_all() -> None:
     assert (late.env_steps, late.policy_version) == (400, None), "nobody speaks for the first"
 
 
+def test_steps_that_are_trained_on_several_times() -> None:
+    run = Vitals()
+    run.update(1.0, [learner_of(of_policy("policy", 100, times=3.0))], 0)
+    sample = run.update(2.0, [learner_of(of_policy("policy", 200, times=3.0))], 0)
+    assert (sample.env_steps, sample.trained_steps_per_s, sample.samples_per_step) == (200, 300.0, 3.0)
+    assert Vitals().update(1.0, [learner_of(of_policy("policy", 0))], 0).samples_per_step is None
+
+
 def test_rates_are_means_since_the_poll_before() -> None:
     run = Vitals()
     first = run.update(1.0, [actor(100), actor(50, name="actor-1"), learner(80)], 0)
@@ -86,6 +97,7 @@ def test_rates_are_means_since_the_poll_before() -> None:
     assert run.rates == {"actor-0": 100.0, "actor-1": 50.0, "learner-0": 100.0}
     assert second.learner_waiting == 0.25
     assert second.policy_lag == 2.0
+    assert second.effective_batch == 1280
     assert (second.env_steps, second.episode_return, second.policy_version) == (280, 21.5, 9)
 
 
@@ -217,6 +229,18 @@ def test_a_resumed_session_goes_on_from_the_last_one() -> None:
     assert sample.phases == {"actor": {"env_step": 11.0}}
     assert sample.load == {"actor-0": 1000.0}
     assert (sample.env_steps, sample.num_restarts) == (900, 3)
+
+
+def guard(policy: str, name: str, active: int) -> str:
+    return f'shoal_learner_guard_active{{guard="{name}",policy="{policy}"}} {active}\n'
+
+
+def test_guards_that_warn() -> None:
+    alone = of_policy("policy", 5) + guard("policy", "non_finite", 0) + guard("policy", "memory_growth", 1)
+    assert Vitals().update(1.0, [learner_of(alone)], 0).guards == ["memory_growth"]
+    two = learner_of(of_policy("red", 5), of_policy("blue", 5), guard("red", "value_explosion", 1))
+    assert Vitals().update(1.0, [two], 0).guards == ["red: value_explosion"]
+    assert Vitals().update(1.0, [learner(5)], 0).guards == []
 
 
 def test_every_metric_name_exists_in_a_service() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.clients.replay_shard import AppendStream, PrioritiesUpdated, Sampled, SampleStream, TableStats
 from shoal.errors import ShoalError, UnavailableError
-from shoal.records import ArraySpec, Item, Life, Transitions
+from shoal.records import ArraySpec, Episode, Item, Life, Transitions
 from shoal.rpc.addresses import Address
 
 POLL_S = 0.02
@@ -41,6 +41,9 @@ class MemoryShard:
         self.once = False
         # What it says of its mass, if that is not true.
         self.claimed_mass: float | None = None
+        # What has come in and was not told yet.
+        self.steps_inserted = 0
+        self.episodes: tuple[Episode, ...] = ()
         # What calls raise.
         self.refusal: ShoalError | None = None
         self.update_error: ShoalError | None = None
@@ -89,7 +92,9 @@ class MemoryShard:
         mass = self.mass if self.claimed_mass is None else self.claimed_mass
         for key in keys[chosen].tolist() if self.once else ():
             del self.masses[key]
-        return Sampled(items, rows, len(keys), ITEM_BYTES * len(keys), mass)
+        steps, self.steps_inserted = self.steps_inserted, 0
+        episodes, self.episodes = self.episodes, ()
+        return Sampled(items, rows, len(keys), ITEM_BYTES * len(keys), mass, steps, episodes)
 
 
 class _Client:

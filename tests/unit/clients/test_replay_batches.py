@@ -13,6 +13,7 @@ from shoal.clients.replay_batches import EXPLAIN_AFTER_S
 from shoal.clients.replay_draw import SampledBatch
 from shoal.clients.replay_weights import anneal
 from shoal.errors import NotFoundError, UnavailableError, UserError
+from shoal.records import Episode
 from tests.unit.clients.directories import ChangingDirectory
 from tests.unit.clients.memory_shards import MemoryShard
 from tests.unit.clients.sampling import sampling, take, three
@@ -48,6 +49,37 @@ def test_transitions_of_several_shards_are_one_set_of_columns() -> None:
             assert transitions is not None
             assert len(transitions) == 50
             assert set(transitions.columns["number"].tolist()) == {1, 7}
+
+    run(main())
+
+
+def test_what_came_into_the_shards_is_told_with_the_next_batch_and_once() -> None:
+    async def main() -> None:
+        shards = three()
+        async with sampling(ChangingDirectory(*shards), 32, prefetch_batches=1) as sampler:
+            await take(sampler, 1)
+            # One has been taken ahead already.
+            await asyncio.sleep(0.1)
+            for number, shard in enumerate(shards, 1):
+                shard.steps_inserted, shard.episodes = 10 * number, (Episode(number, number),)
+            batches = await take(sampler, 3)
+            assert [batch.steps_inserted for batch in batches] == [0, 60, 0]
+            told = [sorted(episode.num_steps for episode in batch.episodes) for batch in batches]
+            assert told == [[], [1, 2, 3], []]
+
+    run(main())
+
+
+def test_what_came_while_there_was_nothing_to_sample_is_told_with_the_first_batch() -> None:
+    async def main() -> None:
+        shard = MemoryShard("a", {})
+        async with sampling(ChangingDirectory(shard), 4) as sampler:
+            for _ in range(3):
+                shard.steps_inserted, shard.episodes = 5, (Episode(1.0, 1),)
+                await asyncio.sleep(1.0)
+            shard.masses[1] = 1.0
+            batch = await sampler.next()
+            assert (batch.steps_inserted, len(batch.episodes)) == (15, 3)
 
     run(main())
 

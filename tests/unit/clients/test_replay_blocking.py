@@ -236,7 +236,7 @@ def test_what_does_not_fit_into_a_message_is_refused_and_everything_else_goes_on
     writer, inner = blocking(kind)
     large = unroll(0, num_envs=20_000)
     large["reward"] = np.random.default_rng(0).random(large["reward"].shape).astype(np.float32)
-    with pytest.raises(InvalidArgumentError, match=r"above 62464 bytes .*append fewer environments"):
+    with pytest.raises(InvalidArgumentError, match=r"above 55296 bytes .*append fewer environments"):
         writer.append(large)
     writer.append(unroll(1))
     assert [value for _, value in inner.steps] == [1.0]

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.config import Config, load_config, to_yaml
 from shoal.config.load import build_config
-from shoal.config.trainable import check_trainable
+from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import ConfigError
 
 
@@ -173,6 +173,51 @@ def test_a_table_that_the_algorithm_cannot_learn_from_is_refused_for_training(
         check_trainable(config)
 
 
+def q_learning(*changes: str, table: str = "{kind: transition, n_step: 3}") -> Config:
+    return load_config(None, ["algorithm.name=apex", f"replay.tables.train={table}", *changes], {})
+
+
+def test_rewards_that_a_table_adds_up_cannot_be_bent_one_by_one() -> None:
+    check_trainable(q_learning("algorithm.reward_scale=0.1"))
+    check_trainable(q_learning("algorithm.reward_clip=1", table="{kind: sequence}"))
+    one_step = ("algorithm.n_step=1", "replay.tables.train.n_step=1")
+    check_trainable(q_learning("algorithm.reward_clip=1", *one_step))
+    for name, value in (("reward_clip", "1"), ("reward_symlog", "true")):
+        with pytest.raises(
+            ConfigError, match=rf"'algorithm\.{name}': the table sums up the rewards of 3 steps"
+        ):
+            check_trainable(q_learning(f"algorithm.{name}={value}"))
+
+
+def test_a_burn_in_must_leave_something_of_the_sequence() -> None:
+    def sequences(burn_in: int) -> Config:
+        table = "{kind: sequence, unrolls: 2}"
+        changes = [f"algorithm.burn_in={burn_in}", "actor.unroll_length=10", f"replay.tables.train={table}"]
+        return load_config(None, ["algorithm.name=r2d2", *changes], {})
+
+    check_trainable(sequences(19))
+    with pytest.raises(ConfigError, match=r"'algorithm.burn_in': 20 leaves nothing of sequences of 20 steps"):
+        check_trainable(sequences(20))
+
+
+@pytest.mark.parametrize(
+    ("table", "steps"),
+    [
+        ("{kind: transition, min_items: 1000}", 1000),
+        ("{kind: sequence, min_items: 50}", 50 * 20),
+        ("{kind: sequence, min_items: 50, unrolls: 4, overlap_unrolls: 1}", 50 * 3 * 20),
+    ],
+)
+def test_a_run_that_ends_before_anything_is_sampled_is_refused(table: str, steps: int) -> None:
+    sets = [f"replay.tables.train={table}", "algorithm={name: apex, n_step: 1}", "actor.unroll_length=20"]
+    check_trainable(load_config(None, sets, {}))
+    check_trainable(load_config(None, [*sets, f"stop.steps={steps + 1}"], {}))
+    with pytest.raises(
+        ConfigError, match=rf"train\.min_items': \d+ items are {steps} environment steps, .*after {steps} \("
+    ):
+        check_trainable(load_config(None, [*sets, f"stop.steps={steps}"], {}))
+
+
 @pytest.mark.parametrize("state", ["policy.frame_stack=4", "policy.recurrent=lstm"])
 def test_a_policy_with_state_needs_more_than_single_transitions(state: str) -> None:
     for kind in ("queue", "sequence"):
@@ -184,6 +229,34 @@ def test_a_policy_with_state_needs_more_than_single_transitions(state: str) -> N
         check_trainable(config)
     name, _, value = state.partition("=")
     assert f"{name} is {value}" in str(caught.value).replace("'", "")
+
+
+SYNCHRONOUS = ["algorithm.name=ppo", "actor.envs=32", "learner.batch_envs=64"]
+
+
+def test_synchronous_training_needs_a_batch_of_all_environments() -> None:
+    check_trainable(load_config(None, SYNCHRONOUS, {}))
+    check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=2"], {}))
+    # Some agents for each environment.
+    check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=1"], {}))
+    with pytest.raises(ConfigError, match=r"'learner.batch_envs': 64, but 3 x actor.envs are 96.* to 96"):
+        check_launched(load_config(None, [*SYNCHRONOUS, "launch.actors=3"], {}))
+    others = ("algorithm.synchronous=false", "launch.actors=3", "learner.publish_every=2", "actor.envs=60")
+    for check in (check_launched, check_trainable):
+        check(load_config(None, [*SYNCHRONOUS, *others], {}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("actor.envs=48", r"'learner.batch_envs': 64 is no multiple of actor.envs \(48\)"),
+        ("learner.publish_every=2", r"'learner.publish_every': 2, but synchronous actors wait"),
+        ("algorithm.minibatches=65", r"'algorithm.minibatches': 65 is above learner.batch_envs \(64\)"),
+    ],
+)
+def test_what_synchronous_training_would_wait_for_in_vain_is_refused(setting: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_trainable(load_config(None, [*SYNCHRONOUS, setting], {}))
 
 
 @pytest.mark.parametrize("kind", ["q", "soft_actor_critic", "deterministic"])

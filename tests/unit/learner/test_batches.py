@@ -100,7 +100,7 @@ def test_packing_equals_concatenation(seed: int, sizes: list[int], batch_envs: i
         for name, array in states.items():
             np.testing.assert_array_equal(slot.arrays[name], array[part])
         valid = ~whole["first"][1:, part]
-        assert slot.num_transitions == np.count_nonzero(valid)
+        assert slot.num_transitions == slot.env_steps == np.count_nonzero(valid)
         np.testing.assert_array_equal(slot.versions(), whole["policy_version"][:-1, part][valid])
         # The episodes of a trajectory come with the batch that holds its last environment.
         expected = [
@@ -245,3 +245,107 @@ def test_each_element_of_an_action_has_its_own_range(worst: tuple[int, int], sai
     slot = BatchSlot(layout, torch.device("cpu"))
     slot.fill(Trajectory(columns), 2, 1)
     np.testing.assert_array_equal(slot.on_device().action_SB[1, 0], worst)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), num_usable=st.integers(1, 4))
+def test_sequences_fill_one_batch_and_what_is_missing_counts_nothing(seed: int, num_usable: int) -> None:
+    rng = np.random.default_rng(seed)
+    slot = BatchSlot(LAYOUT, torch.device("cpu"))
+    slot.fill_sequences([make_trajectory(rng, 1) for _ in range(4)], np.ones(4))
+    slot.clear()
+    trajectories = [make_trajectory(rng, 1) for _ in range(num_usable)]
+    weights = rng.random(num_usable)
+    slot.fill_sequences(trajectories, weights)
+
+    batch = slot.on_device()
+    assert batch.discount_SB is None
+    assert batch.weight_B.tolist() == [*weights.astype(np.float32).tolist(), *[0.0] * (4 - num_usable)]
+    num_transitions = 0
+    versions = []
+    for env, trajectory in enumerate(trajectories):
+        for spec in LAYOUT.columns():
+            np.testing.assert_array_equal(slot.arrays[spec.name][:, env], trajectory.columns[spec.name][:, 0])
+        for spec in LAYOUT.initial():
+            np.testing.assert_array_equal(slot.arrays[spec.name][env], trajectory.columns[spec.name][0, 0])
+        num_transitions += trajectory.num_transitions
+        valid = ~trajectory.columns["first"][1:, 0]
+        versions += trajectory.columns["policy_version"][:-1, 0][valid].tolist()
+    assert slot.num_transitions == num_transitions
+    assert sorted(slot.versions().tolist()) == sorted(versions)
+
+
+TRANSITIONS = replace(LAYOUT, state=(), unroll_length=1, transitions=True)
+
+
+def make_transitions(rng: np.random.Generator, number: int = 4) -> dict[str, np.ndarray]:
+    return {
+        "observation.position": rng.normal(size=(number, 3)).astype(np.float32),
+        "observation.image": rng.integers(0, 255, (number, 2, 2)).astype(np.uint8),
+        "next_observation.position": rng.normal(size=(number, 3)).astype(np.float32),
+        "next_observation.image": rng.integers(0, 255, (number, 2, 2)).astype(np.uint8),
+        "action": rng.integers(0, 5, number),
+        "reward": rng.normal(size=number).astype(np.float32),
+        "discount": rng.random(number).astype(np.float32),
+        "num_steps": rng.integers(1, 4, number).astype(np.int32),
+        "policy_version": rng.integers(0, 50, number),
+        "log_prob": rng.normal(size=number).astype(np.float32),
+        "weight": rng.normal(size=number).astype(np.float32),
+    }
+
+
+def test_transitions_are_unrolls_of_two_rows() -> None:
+    rng = np.random.default_rng(7)
+    slot = BatchSlot(TRANSITIONS, torch.device("cpu"))
+    for _ in range(2):
+        # The second time over what the first has left there.
+        slot.clear()
+        columns = make_transitions(rng)
+        weights = rng.random(4)
+        slot.fill_transitions(columns, weights)
+    batch = slot.on_device()
+    for i in range(4):
+        for name in ("observation.position", "observation.image"):
+            assert batch.observation[name][0, i].tolist() == columns[name][i].tolist()
+            assert batch.observation[name][1, i].tolist() == columns[f"next_{name}"][i].tolist()
+        assert batch.action_SB[0, i] == columns["action"][i]
+        assert batch.reward_SB[0, i] == columns["reward"][i]
+        assert batch.discount_SB is not None
+        assert batch.discount_SB[0, i] == columns["discount"][i]
+        assert batch.behaviour["log_prob"][0, i] == columns["log_prob"][i]
+        assert batch.weight_B[i] == np.float32(weights[i])
+    for flags in (batch.terminated_SB, batch.truncated_SB, batch.first_SB):
+        assert not flags.any()
+    assert batch.action_SB.shape == batch.reward_SB.shape == (2, 4)
+    assert batch.action_SB[1].tolist() == [0] * 4, "an action that exists"
+    assert slot.num_transitions == 4
+    assert slot.versions().tolist() == columns["policy_version"].tolist()
+
+
+def other_transitions(name: str, array: np.ndarray | None) -> dict[str, np.ndarray]:
+    columns = make_transitions(np.random.default_rng(8))
+    if array is None:
+        del columns[name]
+        return columns
+    return columns | {name: array}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (make_transitions(np.random.default_rng(8)), None),
+        (other_transitions("next_observation.image", None), "no column 'next_observation.image' among obs"),
+        (other_transitions("discount", None), "no column 'discount' among"),
+        (other_transitions("log_prob", None), "no column 'log_prob' among"),
+        (other_transitions("discount", np.zeros(4)), "'discount' is float64[] instead of float32[]"),
+        (
+            other_transitions("next_observation.position", np.zeros((4, 2), np.float32)),
+            "'next_observation.position' is float32[2] instead of float32[3]",
+        ),
+        (other_transitions("reward", np.full(4, np.inf, np.float32)), "'reward' holds NaN or infinity"),
+        (other_transitions("action", np.array([0, 1, 2, 5])), "actions from 0 to 5 instead of 0 to 4"),
+    ],
+)
+def test_transitions_that_do_not_fit_are_named(columns: dict[str, np.ndarray], said: str | None) -> None:
+    problem = TRANSITIONS.why_unusable_transitions(columns)
+    assert (said in problem) if said and problem else problem is said

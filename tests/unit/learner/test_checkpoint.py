@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from services.learner.progress import Progress
-from shoal.checkpoint import sums_of
+from shoal.checkpoint import best_of, sums_of
 from shoal.config import Config, to_yaml
 from shoal.errors import CheckpointError, UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
@@ -173,6 +174,62 @@ def test_every_truncation_is_noticed(tmp_path: Path) -> None:
         file.write_bytes(good)
 
 
+def test_the_newest_of_at_most_a_step(tmp_path: Path) -> None:
+    store = make_store(tmp_path, keep=10)
+    for step in (10, 20, 30, 15):
+        save(store, step)
+    found = store.newest(max_step=25)
+    assert found is not None
+    # After 30 somebody went back to 10: 15 is newer than 20.
+    assert found.progress.learner_steps == 15
+    assert store.newest(max_step=9) is None
+
+
+def save_scored(store: CheckpointStore, step: int, mean: float, episodes: int = 100) -> Path:
+    progress = Progress(learner_steps=step)
+    progress.episodes.extend([Episode(mean, 3)] * episodes)
+    return store.save(tensors(float(step)), progress.to_json(), SPEC, "run:\n  seed: 1\n")
+
+
+def test_the_best_outlives_newer_ones(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    store = CheckpointStore(path, keep=2, keep_best=True)
+    store.prepare()
+    save_scored(store, 1, mean=900.0, episodes=99)
+    assert best_of(path) is None, "99 episodes are not enough"
+    for step, mean in enumerate((1.0, 5.0, 9.0, 3.0, 9.0, 2.0), start=2):
+        save_scored(store, step, mean)
+    assert sorted(os.listdir(path)) == ["000004-step-4", "000006-step-6", "000007-step-7", "best"]
+    # In another life too.
+    again = CheckpointStore(path, keep=2, keep_best=True)
+    again.prepare()
+    save_scored(again, 8, mean=8.9)
+    best = best_of(path)
+    assert best is not None
+    assert read_checkpoint(best).progress.learner_steps == 4
+    assert read_checkpoint(path / "best").progress.mean_return == 9.0
+    save_scored(again, 9, mean=9.1)
+    assert sorted(os.listdir(path)) == ["000008-step-8", "000009-step-9", "best"]
+    assert newest(again).progress.learner_steps == 9
+
+
+def test_a_best_one_that_is_gone_or_broken_is_worth_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints"
+    store = CheckpointStore(path, keep=3, keep_best=True)
+    store.prepare()
+    shutil.rmtree(save_scored(store, 1, mean=100.0))
+    assert best_of(path) is None
+    (save_scored(store, 2, mean=50.0) / "state.json").write_text("{")
+    third = save_scored(store, 3, mean=1.0)
+    assert best_of(path) == third
+
+
+def test_without_keep_best_there_is_none(tmp_path: Path) -> None:
+    store = make_store(tmp_path)
+    save_scored(store, 1, mean=1.0)
+    assert best_of(store.path) is None
+
+
 def damage(path: Path) -> None:
     file = path / "tensors.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
@@ -272,20 +329,6 @@ print(store.newest().progress.learner_steps)
         check=True,
     )
     assert done.stdout.splitlines() == ["File too large"] * 3 + ["1 ['000001-step-1']", "3"]
-
-
-def test_kill_during_writes_never_leaves_a_torn_one(tmp_path: Path) -> None:
-    found = run_killer("checkpoints", str(tmp_path / "c"), "30", "1")
-    print(f"killed {found['rounds']} writers: {found}")
-    assert found["rounds"] == 30
-    assert found["torn"] == 0
-    assert found["leftovers"] > 0, "no kill landed inside a write: the test shows nothing"
-
-
-def test_control_kill_without_the_rename_is_seen(tmp_path: Path) -> None:
-    found = run_killer("unprotected", str(tmp_path / "c"), "10", "1")
-    print(f"control, killed {found['rounds']} unprotected writers: {found}")
-    assert 0 < found["torn"] <= found["rounds"]
 
 
 def test_versions_never_go_back_under_kills(tmp_path: Path) -> None:

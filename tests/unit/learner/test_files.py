@@ -111,7 +111,7 @@ def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_result_round_trip(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    result = RunResult("until_return", 481.5, 1000, 10, 7, 12.5, "red")
+    result = RunResult("until_return", 481.5, 1000, 4000, 10, 7, 12.5, "red")
     write_result(tmp_path, result)
     text = (tmp_path / "result.json").read_text()
     assert '"reason": "until_return"' in text

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import Parts
 from services.learner.peers import Alone
+from services.learner.priorities import PriorityReturn
 from services.learner.progress import Progress
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import RunResult
@@ -29,6 +31,7 @@ from services.learner.ring import BatchRing, Packer, RingClosed
 from services.learner.saver import CheckpointSaver
 from services.learner.summaries import Summaries
 from services.learner.versions import VersionCounter
+from shoal.clients.replay_draw import ItemRefs
 from shoal.config import Config
 from shoal.config.policies import policy_places
 from shoal.errors import CheckpointError, NonFiniteError
@@ -66,11 +69,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.published: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.untrained: list[int] = []
         self.at_first: Callable[[], None] = lambda: None
 
-    def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
+    def publish(self, version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
         if not self.published:
             self.at_first()
+        if untrained:
+            self.untrained.append(version)
         self.published.append((version, weights))
 
     @property
@@ -180,6 +186,46 @@ def test_a_policy_is_trained_from_the_state_before_each_unroll(tmp_path: Path) -
     np.testing.assert_array_equal(trained("again", 0.0, 0.0)[head], weights[head])
     assert not np.array_equal(trained("core", 1.0, 0.0)[head], weights[head])
     assert not np.array_equal(trained("frames", 0.0, 1.0)[head], weights[head])
+
+
+def test_the_learning_rate_falls_over_the_run_and_over_restarts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    algorithm = {
+        "learning_rate": 1e-2,
+        "learning_rate_schedule": "linear",
+        "learning_rate_scaling": "linear",
+        "reference_batch": 2 * LENGTH * NUM_ENVS,
+    }
+    stop = {"steps": 4 * TRANSITIONS}
+    rig = Rig(tmp_path, algorithm=algorithm, stop=stop)
+    with caplog.at_level(logging.INFO):
+        rig.run(trajectory())
+    assert "effective batch 24 steps (6 envs x 4 steps), learning rate 0.01 x 0.50" in caplog.text
+    assert rig.value("effective_batch_steps") == 24
+    assert rig.value("learning_rate") == pytest.approx(5e-3)
+    rig = Rig(tmp_path, algorithm=algorithm, stop=stop)
+    rig.run(*[trajectory()] * 2)
+    assert rig.value("learning_rate") == pytest.approx(5e-3 * 0.5)
+
+
+def test_statistics_go_on_where_a_checkpoint_has_them(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "policy": {"normalise_observations": True},
+        "algorithm": {"normalise_returns": True},
+    }
+    whole, first = Rig(tmp_path / "whole", **settings), Rig(tmp_path / "parts", **settings)
+    whole.run(*[trajectory()] * 4)
+    first.run(*[trajectory()] * 2)
+    second = Rig(tmp_path / "parts", **settings)
+    second.run(*[trajectory()] * 2)
+    expected, found = whole.store.newest(), second.store.newest()
+    assert expected is not None
+    assert found is not None
+    assert found.tensors["policy/normaliser.count"] == 4 * LENGTH * NUM_ENVS
+    assert found.tensors["algorithm/rewards.returns.count"] == 4 * NUM_ENVS
+    for name, array in expected.tensors.items():
+        np.testing.assert_array_equal(found.tensors[name], array, err_msg=name)
 
 
 def test_publish_every(tmp_path: Path) -> None:
@@ -358,3 +404,42 @@ def test_a_failure_that_is_not_the_disks_is_logged_too(
     newest = store.newest()
     assert newest is not None
     assert newest.progress.learner_steps == 5
+
+
+def test_priorities_go_back_for_the_items_of_each_batch(tmp_path: Path) -> None:
+    """An algorithm that makes them: the rewards of the first row."""
+    rig = Rig(tmp_path)
+    trainer = rig.loop._trainer
+    step = trainer.step
+    trainer.step = lambda batch, factor: replace(step(batch), priority_B=batch.reward_SB[0].abs())  # type: ignore[method-assign]
+    sent: list[tuple[list[int], list[float]]] = []
+
+    class Back:
+        def after_step(self, refs: ItemRefs, priority_B: torch.Tensor) -> None:
+            sent.append((refs.keys.tolist(), priority_B.tolist()))
+
+    rig.loop._priorities = cast(PriorityReturn, Back())
+    for number in (1, 2):
+        slot = rig.ring.take_free()
+        slot.fill(trajectory(reward=number), 0, NUM_ENVS)
+        if number == 2:
+            slot.refs = ItemRefs((), np.zeros(NUM_ENVS, np.int64), np.arange(NUM_ENVS, dtype=np.uint64))
+        rig.ring.put_ready(slot)
+    rig.run()
+    assert sent == [([0, 1, 2, 3, 4, 5], [2.0] * NUM_ENVS)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warmup", "untrained"), [("apex", True, [0]), ("apex", False, []), ("impala", True, [])]
+)
+def test_the_first_weights_say_that_actions_are_to_be_random(
+    tmp_path: Path, algorithm: str, warmup: bool, untrained: list[int]
+) -> None:
+    """Until the first step: a second life goes on without."""
+    changes = {"algorithm": {"name": algorithm, "n_step": 1} if algorithm == "apex" else {}}
+    rig = Rig(tmp_path, exploration={"warmup": warmup}, **changes)
+    assert rig.run(*[trajectory()] * 2).learner_steps == 2
+    assert rig.publisher.untrained == untrained
+    again = Rig(tmp_path, exploration={"warmup": warmup}, **changes)
+    again.run()
+    assert again.publisher.untrained == []

@@ -17,14 +17,18 @@ from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.metrics import LearnerMetrics
 from services.learner.prefetch import Prefetcher
 from services.learner.ring import BatchRing
+from shoal.clients.replay_draw import ItemRefs, SampledBatch
+from shoal.clients.replay_draw import Source as Origin
 from shoal.config.connections import LimitsSection
 from shoal.errors import NotFoundError
-from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Item, Life, Trajectory
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode, Item, Life, Trajectory, Transitions
+from shoal.rpc.addresses import Address
 from shoal.wire import decode_sequence, encode_trajectory
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (2,)),), DiscreteAction(2))
 LAYOUT = BatchLayout(SPEC, (), (), unroll_length=2, batch_envs=4)
 LIFE = Life("actor-1", "run")
+EPISODES = (Episode(1.0, 9), Episode(2.0, 8))
 
 
 def payload(number: int, num_envs: int = 4, length: int = 2, first_step: int = 0) -> bytes:
@@ -40,6 +44,42 @@ def payload(number: int, num_envs: int = 4, length: int = 2, first_step: int = 0
             first_step=first_step,
         )
     )
+
+
+def refs(*keys: int) -> ItemRefs:
+    origin = Origin(Address("127.0.0.1:1"), 0)
+    return ItemRefs((origin,), np.zeros(len(keys), np.int64), np.array(keys, np.uint64))
+
+
+def batch_of(payloads: Sequence[bytes], weights: Sequence[float]) -> SampledBatch:
+    items = tuple(Item(n, LIFE, n, (data,)) for n, data in enumerate(payloads))
+    return SampledBatch(items, None, np.array(weights), refs(*range(len(payloads))), 30, EPISODES)
+
+
+def transitions_of(number: float, size: int = 4) -> SampledBatch:
+    columns = {
+        "observation": np.full((size, 2), number, np.float32),
+        "next_observation": np.full((size, 2), number + 1, np.float32),
+        "action": np.zeros(size, np.int64),
+        "reward": np.full(size, number, np.float32),
+        "discount": np.full(size, 0.5, np.float32),
+        "num_steps": np.ones(size, np.int32),
+        "policy_version": np.zeros(size, np.int64),
+    }
+    transitions = Transitions(np.arange(size, dtype=np.uint64), np.ones(size), columns)
+    return SampledBatch((), transitions, np.linspace(0.25, 1, size), refs(*range(size)), 20, EPISODES)
+
+
+class Batches:
+    """Batches from a list, then nothing for ever."""
+
+    def __init__(self, batches: Sequence[SampledBatch]) -> None:
+        self._batches = list(batches)
+
+    async def next(self) -> SampledBatch:
+        if not self._batches:
+            await asyncio.Event().wait()
+        return self._batches.pop(0)
 
 
 class Source:
@@ -68,6 +108,7 @@ class Rig:
         threads: int = 1,
         at_once: int = 1,
         layout: BatchLayout = LAYOUT,
+        batches: Sequence[SampledBatch] = (),
     ) -> None:
         self.source = Source(payloads, at_once)
         self.ring = BatchRing([BatchSlot(layout, torch.device("cpu")) for _ in range(num_slots)])
@@ -75,7 +116,7 @@ class Rig:
         self.metrics = LearnerMetrics(self.registry).of("policy")
         limits = LimitsSection()
         self.prefetcher = Prefetcher(
-            self.source,
+            Batches(batches) if batches else self.source,
             layout,
             self.ring,
             lambda payloads: decode_sequence(payloads, limits),
@@ -219,3 +260,58 @@ def test_an_error_of_the_source_is_raised() -> None:
         assert caught.group_contains(NotFoundError)
 
     asyncio.run(run())
+
+
+def test_a_sampled_batch_is_one_batch_with_its_weights_and_refs(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be used is left out, of the refs too; a batch of nothing else is none."""
+
+    async def run() -> None:
+        bad = batch_of([b"nonsense"] * 4, [1.0] * 4)
+        mixed = batch_of(
+            [payload(0, 1), b"nonsense", payload(2, 2), payload(3, 1)], weights=[0.25, 0.5, 0.75, 1.0]
+        )
+        whole = batch_of([payload(n, 1) for n in range(4)], weights=[1.0] * 4)
+        rig = Rig([], batches=[bad, mixed, whole])
+        task = asyncio.create_task(rig.prefetcher.run())
+        slot = await rig.take()
+        assert slot.arrays["policy_version"][0, :2].tolist() == [0, 3]
+        assert slot.on_device().weight_B.tolist() == [0.25, 1.0, 0.0, 0.0]
+        assert slot.refs is not None
+        assert slot.refs.keys.tolist() == [0, 3]
+        assert (slot.num_filled, slot.num_transitions) == (2, 4)
+        assert (slot.env_steps, slot.episodes) == (30, list(EPISODES))
+        rig.ring.release(slot)
+        slot = await rig.take()
+        assert slot.on_device().weight_B.tolist() == [1.0] * 4
+        assert slot.refs is not None
+        assert slot.refs.keys.tolist() == [0, 1, 2, 3]
+        rig.ring.release(slot)
+        assert rig.value("shoal_learner_trajectories_dropped_total") == 4 + 2
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_transitions_are_one_batch_or_none(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        layout = replace(LAYOUT, unroll_length=1, transitions=True)
+        rig = Rig([], layout=layout, batches=[transitions_of(np.nan), *map(transitions_of, range(5))])
+        task = asyncio.create_task(rig.prefetcher.run())
+        for number in range(5):
+            slot = await rig.take()
+            batch = slot.on_device()
+            assert batch.reward_SB[0].tolist() == [number] * 4
+            assert batch.observation["observation"][:, 2, 1].tolist() == [number, number + 1]
+            assert batch.weight_B.tolist() == [0.25, 0.5, 0.75, 1.0]
+            assert slot.refs is not None
+            assert len(slot.refs) == 4
+            assert (slot.num_transitions, slot.env_steps, slot.episodes) == (4, 20, list(EPISODES))
+            rig.ring.release(slot)
+        assert rig.value("shoal_learner_trajectories_dropped_total") == 4
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert "dropped 4 transitions: column 'observation' holds NaN or infinity" in caplog.text

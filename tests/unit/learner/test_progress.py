@@ -16,7 +16,7 @@ from shoal.records import Episode
 
 def filled(returns: list[float]) -> Progress:
     progress = Progress()
-    progress.count_batch(10, [Episode(value, 3) for value in returns])
+    progress.count_data(10, [Episode(value, 3) for value in returns])
     return progress
 
 
@@ -39,11 +39,14 @@ def test_until_return_needs_a_hundred_episodes() -> None:
 def test_steps_are_environment_steps() -> None:
     progress = Progress()
     stop = StopSection(steps=20)
-    progress.count_batch(19, [])
+    progress.count_data(19, [])
+    progress.count_step(400)
     assert progress.reason_to_stop(stop) is None
-    progress.count_batch(1, [])
+    progress.count_data(1, [])
+    progress.count_step(400)
     assert progress.reason_to_stop(stop) == "steps"
     assert progress.learner_steps == 2
+    assert progress.trained_steps == 800
     assert progress.reason_to_stop(StopSection()) is None
 
 

@@ -49,9 +49,17 @@ CASES: dict[str, tuple[dict[str, object], EnvSpec]] = {
     "q, lstm": ({"kind": "q", "dueling": False, **LSTM}, spec_of(DiscreteAction(4))),
     "soft_actor_critic": ({"kind": "soft_actor_critic"}, spec_of(BOX)),
     "deterministic, gru": ({"kind": "deterministic", **GRU}, spec_of(BOX)),
+    "normalised": ({"normalise_observations": True, "frame_stack": 2}, spec_of(DiscreteAction(3), *MIXED)),
 }
 # Slow to write: a second each.
-ONNX = ("multi-discrete, mask", "unbounded box", "gru, stack of a dict", "nature_cnn, stack", "q, mask")
+ONNX = (
+    "multi-discrete, mask",
+    "unbounded box",
+    "gru, stack of a dict",
+    "nature_cnn, stack",
+    "q, mask",
+    "normalised",
+)
 
 
 def build(case: str) -> Policy:
@@ -63,6 +71,9 @@ def build(case: str) -> Policy:
         for name, parameter in policy.named_parameters():
             if name.startswith("policy_head"):
                 parameter.mul_(300.0)
+    if policy.normaliser is not None:
+        seen = {name: 3 * array + 1 for name, array in observe(spec, 5, 4).items()}
+        policy.normaliser.observe(policy.normaliser.moments(seen))
     return policy
 
 

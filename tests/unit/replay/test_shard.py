@@ -215,7 +215,7 @@ def test_what_was_stored_fits_into_one_answer() -> None:
     async def main() -> None:
         limits = LimitsSection(max_message_bytes=1 << 16)
         shard = make_shard(limits)
-        item = payload(envs=600)
+        item = payload(envs=400)
         for sequence in range(6):
             assert (await shard.append(LIFE, "train", an(sequence, item))).outcome is Outcome.STORED
         sizes = []

@@ -126,7 +126,7 @@ def test_a_shard_refuses_rows_above_the_limit_of_messages() -> None:
         limits = LimitsSection(max_message_bytes=1 << 16)
         shard = Shard(ReplaySection(tables={"train": TransitionSettings()}), limits)
         # Compressed it is small, and a row has it twice.
-        for width, outcome in ((9000, Outcome.REJECTED), (7000, Outcome.STORED)):
+        for width, outcome in ((9000, Outcome.REJECTED), (6000, Outcome.STORED)):
             wide = trajectory(rows=2, envs=1)
             wide.columns[OBSERVATION] = np.zeros((2, 1, width), np.float32)
             ack = await append(shard, width, wide)

@@ -1,0 +1,90 @@
+"""The learning rate: how it falls over the run, and how it grows with the batch. Pure functions; no torch.
+
+The effective batch is what one step of the optimiser averages over, on all learners together. Accumulation
+(`learner.accumulate`) splits it in time and learners split it in space: neither makes it larger. PPO's
+minibatches make it smaller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.config import Config
+from shoal.config.algorithms import ClippedSection
+
+Schedule = Literal["constant", "linear", "cosine"]
+Scaling = Literal["none", "sqrt", "linear"]
+
+
+@dataclass(frozen=True)
+class EffectiveBatch:
+    """Environments times steps, divided by the parts that are trained on one after another."""
+
+    num_envs: int
+    length: int
+    num_parts: int = 1
+
+    @property
+    def num_steps(self) -> int:
+        return max(1, self.num_envs * self.length // self.num_parts)
+
+    def describe(self) -> str:
+        parts = f" / {self.num_parts} minibatches" if self.num_parts > 1 else ""
+        return f"{self.num_steps:,} steps ({self.num_envs:,} envs x {self.length:,} steps{parts})"
+
+
+def effective_batch(config: Config, length: int) -> EffectiveBatch:
+    """`length`: T of the items of a batch."""
+    num_parts = config.algorithm.minibatches if isinstance(config.algorithm, ClippedSection) else 1
+    return EffectiveBatch(config.learner.batch_envs, length, num_parts)
+
+
+def scheduled(schedule: Schedule, share_done: float) -> float:
+    """From 1 at the beginning of the run to 0 at its end, and there ever after."""
+    share_done = min(max(share_done, 0.0), 1.0)
+    match schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - share_done
+        case "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * share_done))
+
+
+def scaled(scaling: Scaling, num_steps: int, reference_batch: int) -> float:
+    """Linear: Goyal et al. 2017. With the square root: as the noise of the gradient falls."""
+    ratio = num_steps / reference_batch
+    match scaling:
+        case "none":
+            return 1.0
+        case "sqrt":
+            return math.sqrt(ratio)
+        case "linear":
+            return ratio
+
+
+class LearningRate:
+    """Of one run. `base` and `factor` multiply to what Adam steps with."""
+
+    def __init__(self, config: Config, length: int) -> None:
+        algorithm = config.algorithm
+        self.base = algorithm.learning_rate
+        self.batch = effective_batch(config, length)
+        self._schedule = algorithm.learning_rate_schedule
+        self._end_steps = config.stop.steps
+        self._scale = scaled(algorithm.learning_rate_scaling, self.batch.num_steps, algorithm.reference_batch)
+
+    def factor(self, env_steps: int) -> float:
+        """After so many steps of the run, those before restarts too."""
+        share_done = env_steps / self._end_steps if self._end_steps else 0.0
+        return self._scale * scheduled(self._schedule, share_done)
+
+    def describe(self) -> str:
+        falls = (
+            "" if self._schedule == "constant" else f", {self._schedule} to 0 at {self._end_steps:,} steps"
+        )
+        return (
+            f"effective batch {self.batch.describe()}, learning rate {self.base:g} x {self._scale:.2f}{falls}"
+        )

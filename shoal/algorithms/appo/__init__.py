@@ -1,0 +1,1 @@
+"""Asynchronous PPO: the clipped objective of PPO with V-trace targets, on data of older policies."""

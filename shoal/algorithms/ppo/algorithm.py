@@ -1,0 +1,26 @@
+"""PPO as the learner sees it: hyperparameters bound to its targets, loss and a policy. Training thread."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.clipped import ClippedAlgorithm
+from shoal.algorithms.ppo.loss import ppo_targets
+from shoal.config.algorithms import PpoConfig
+from shoal.policy.network import Policy
+
+
+class Ppo(ClippedAlgorithm):
+    """Keeps nothing besides the policy."""
+
+    def __init__(self, config: PpoConfig, policy: Policy) -> None:
+        super().__init__(config, policy)
+        self._config = config
+
+    def targets(self, batch: Batch) -> dict[str, Tensor]:
+        return ppo_targets(self.policy, batch, self._config)
+
+    @property
+    def value_clip(self) -> float | None:
+        return self._config.value_clip

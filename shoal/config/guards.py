@@ -1,0 +1,92 @@
+"""What the learner watches itself for, a section each. `services.learner.guards` reads it; no torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from shoal.config.section import Section
+
+
+class NonFiniteGuard(Section):
+    """NaN or infinity in losses, gradients or weights. It cannot be switched off: nothing of it gets out."""
+
+    action: Literal["stop", "rollback"] = Field(
+        "stop", description="End the run, or go on from the last checkpoint before it."
+    )
+
+
+class TrainingGuard(Section):
+    """One that may go back: what it sees is in the weights."""
+
+    action: Literal["off", "warn", "stop", "rollback"] = Field(
+        "warn", description="What to do: nothing, tell, end the run, or go back to a checkpoint before it."
+    )
+
+
+class EntropyCollapse(TrainingGuard):
+    """The policy has stopped to explore."""
+
+    fraction: float = Field(
+        0.005,
+        gt=0,
+        lt=1,
+        description="It has collapsed below this part of the largest entropy so far; of continuous actions "
+        "the part of the width that they are drawn from.",
+    )
+    for_steps: int = Field(1000, ge=1, description="Learner steps in a row that it must have lasted.")
+
+
+class ExplosionGuard(TrainingGuard):
+    """A value that leaves the range where it was, for more than a few steps."""
+
+    factor: float = Field(
+        100.0, gt=1, description="Times its running median that the median of 16 learner steps may reach."
+    )
+    at_least: float = Field(
+        100.0, ge=0, description="Below this it is never too large: small values may grow a lot."
+    )
+
+
+class SystemGuard(Section):
+    """One that there is no use in going back for."""
+
+    action: Literal["off", "warn", "stop"] = Field(
+        "warn", description="What to do: nothing, tell, or save and end the run."
+    )
+
+
+class ThroughputStall(SystemGuard):
+    """Training has become slow, or stands still."""
+
+    no_batch_s: float = Field(60.0, gt=0, description="Time without a batch (s), once there was one.")
+    fraction: float = Field(
+        0.1, gt=0, lt=1, description="Part of the best speed so far that it must not fall below."
+    )
+    window_s: float = Field(30.0, gt=0, description="Time that a speed is a mean over (s).")
+
+
+class MemoryGrowth(SystemGuard):
+    """The learner's own memory grows and grows."""
+
+    mib_per_minute: float = Field(50.0, gt=0, description="Growth that is too much (MiB per minute).")
+    warmup_s: float = Field(120.0, ge=0, description="Time after the first batch that is not looked at (s).")
+    window_s: float = Field(300.0, gt=0, description="Time that growth is measured over (s).")
+    max_mib: float | None = Field(None, gt=0, description="Memory that is too much in any case (MiB).")
+
+
+class GuardsSection(Section):
+    """Named warnings, and what to do about them."""
+
+    max_rollbacks: int = Field(
+        3, ge=0, le=1_000_000, description="Times that a life of the learner goes back before it ends."
+    )
+    non_finite: NonFiniteGuard = Field(NonFiniteGuard(), description="NaN or infinity.")
+    entropy_collapse: EntropyCollapse = Field(EntropyCollapse(), description="The policy has no doubts left.")
+    value_explosion: ExplosionGuard = Field(ExplosionGuard(), description="The value loss is far too large.")
+    gradient_explosion: ExplosionGuard = Field(
+        ExplosionGuard(), description="The gradient's norm, before clipping, is far too large."
+    )
+    throughput_stall: ThroughputStall = Field(ThroughputStall(), description="Training is slow or stands.")
+    memory_growth: MemoryGrowth = Field(MemoryGrowth(), description="The process's memory grows.")

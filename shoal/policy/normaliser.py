@@ -1,0 +1,97 @@
+"""Observation normalisation: a module of the policy, so that its statistics travel with the weights.
+
+Every array of floats gets mean 0 and deviation 1, element by element, over all observations that the learner
+has trained on; images and categories have scales of their own. Whoever has the weights, inference, `eval` or
+an exported file, sees the same numbers; only the learner, in its training thread, updates them. All frames of
+a stack are treated alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import UserError
+from shoal.records import ArraySpec
+
+# What comes out lies within +- this: one odd observation must not drown the others.
+MAX_NORMALISED = 10.0
+
+# Added to variances: what never changed so far may begin to.
+_EPSILON = 1e-8
+
+
+class ObservationNormaliser(nn.Module):
+    """Before the first update it only clips."""
+
+    # What acting needs.
+    offset: Tensor
+    scale: Tensor
+    # Of all that was observed, in float64: sums over a long run must not lose what is added to them.
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, observation: Iterable[ArraySpec]) -> None:
+        super().__init__()
+        arrays = [array for array in observation if array.dtype.startswith("float")]
+        if not arrays:
+            raise UserError(
+                "policy.normalise_observations is true, but no array of the observation is one of floats: "
+                "set it to false"
+            )
+        # Where the elements of each array lie in the vectors.
+        self._places: dict[str, slice] = {}
+        self._shapes = {array.name: array.shape for array in arrays}
+        size = 0
+        for array in arrays:
+            width = math.prod(array.shape)
+            self._places[array.name] = slice(size, size + width)
+            size += width
+        self.register_buffer("offset", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+
+    def forward(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Arrays [..., *shape] of any leading dimensions; those that are not normalised as they are."""
+        normalised = dict(observation)
+        for name, place in self._places.items():
+            array, shape = observation[name], self._shapes[name]
+            centred = array - self.offset[place].reshape(shape)
+            scaled = centred * self.scale[place].reshape(shape)
+            normalised[name] = scaled.clamp(-MAX_NORMALISED, MAX_NORMALISED).to(array.dtype)
+        return normalised
+
+    @torch.no_grad()
+    def moments(self, observation: dict[str, Tensor]) -> Tensor:
+        """Of unrolls [S, B, ...], for `observe`: the count, sums and sums of squares, in one vector.
+
+        Those of several learners, whose statistics are the same, are added up. Last rows are left out: they
+        are the first ones of the unrolls that follow.
+        """
+        rows = [
+            observation[name][:-1].flatten(0, 1).reshape(-1, math.prod(shape)).to(torch.float64)
+            for name, shape in self._shapes.items()
+        ]
+        # Around the mean so far, which is the same everywhere: squares of large numbers would cancel out.
+        centred = torch.cat(rows, dim=1) - self.mean
+        return torch.cat([self.count.new_tensor([len(centred)]), centred.sum(0), centred.square().sum(0)])
+
+    @torch.no_grad()
+    def observe(self, moments: Tensor) -> None:
+        """Merge the moments of new observations (Chan et al. 1983)."""
+        num, sums, squares = moments[0], *moments[1:].chunk(2)
+        total = self.count + num
+        shift = sums / total
+        # sum (x - mean')^2 = sum (x - mean)^2 - total (mean' - mean)^2, over the old and the new ones.
+        variance = (self.variance * self.count + squares) / total - shift.square()
+        self.variance.copy_(variance.clamp(min=0.0))
+        self.mean.add_(shift)
+        self.count.copy_(total)
+        self.offset.copy_(self.mean)
+        self.scale.copy_((self.variance + _EPSILON).rsqrt())

@@ -1,0 +1,64 @@
+"""Which versions a group asks for: a synchronous one for newer ones than it handed over, others for any."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from shoal.errors import UnavailableError
+from tests.unit.actor.harness import Harness, T, run
+from tests.unit.actor.twin import Replicas
+
+
+def test_each_unroll_asks_for_a_newer_version_than_the_oldest_of_the_one_before() -> None:
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(4)
+        await harness.stop()
+        asked = harness.replicas.backends["a"].min_versions
+        oldest = [int(t.columns["policy_version"][0, 0]) for t in harness.sink.trajectories]
+        expected = np.repeat([0, *(version + 1 for version in oldest)], T)
+        # The version of the twin counts its replies: unrolls hold several.
+        assert asked == expected[: len(asked)].tolist()
+        assert len(asked) > 3 * T
+
+    run(test, synchronous=True)
+
+
+def test_nothing_newer_is_asked_for_after_an_unroll_that_was_dropped() -> None:
+    """Nobody trains on it: what it waited for might never come."""
+    breaks = {2, T + 4}
+
+    def break_at(num_acts: int) -> None:
+        if num_acts in breaks:
+            breaks.remove(num_acts)
+            raise UnavailableError("broken by the test")
+
+    def prepare(replicas: Replicas) -> None:
+        replicas.backends["a"].before_act = break_at
+
+    async def test(harness: Harness) -> None:
+        await harness.sink.until(2)
+        await harness.stop()
+        asked = harness.replicas.backends["a"].min_versions
+        # Three steps of a first unroll break, then there is a whole one of versions 3 to 7.
+        assert asked[: 3 + T] == [0] * (3 + T)
+        assert harness.sink.trajectories[0].columns["policy_version"][0, 0] == 3
+        # Then three steps (the third breaks) and a whole unroll, all of a newer version than 3.
+        assert asked[3 + T : 3 + T + 3 + T] == [4] * (3 + T)
+        assert harness.sink.trajectories[1].columns["policy_version"][0, 0] == T + 5
+
+    run(test, synchronous=True, prepare=prepare)
+
+
+@pytest.mark.parametrize(("synchronous", "evaluate"), [(False, False), (True, True)])
+def test_others_take_any_version(synchronous: bool, evaluate: bool) -> None:
+    async def test(harness: Harness) -> None:
+        backend = harness.replicas.backends["a"]
+        while len(backend.min_versions) < 4 * T:
+            await asyncio.sleep(0)
+        await harness.stop()
+        assert set(backend.min_versions) == {0}
+
+    run(test, synchronous=synchronous, evaluate=evaluate)

@@ -1,0 +1,123 @@
+"""Batches and policies over bounded Box actions, for the tests of SAC and TD3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoal.algorithms.batch import Batch
+from shoal.config.network import PolicySection
+from shoal.policy.network import DeterministicPolicy, SoftActorCritic, build_policy
+from shoal.records import BoxAction
+from tests.unit.policy.stepping import VECTOR, observe, random_state, spec_of
+
+# Three elements, each with bounds of its own.
+BOX = BoxAction((3,), (-1.0, 0.0, -6.0), (1.0, 10.0, -2.0))
+SPEC = spec_of(BOX, VECTOR)
+NUM_STEPS, NUM_ENVS = 6, 3
+# Steps without a transition in `unrolls()`.
+AUTORESET = ((2, 1), (3, 2))
+# Kind of batch, n of its returns, what the policy remembers.
+CASES: list[tuple[str, int, dict[str, object]]] = [
+    ("transitions", 2, {}),
+    ("unrolls", 1, {}),
+    ("unrolls", 3, {}),
+    ("unrolls", 1, {"frame_stack": 2}),
+    ("unrolls", 3, {"recurrent": "lstm", "recurrent_size": 8}),
+]
+
+
+def soft_policy(**settings: object) -> SoftActorCritic:
+    policy = _policy("soft_actor_critic", settings)
+    assert isinstance(policy, SoftActorCritic)
+    return policy
+
+
+def deterministic_policy(**settings: object) -> DeterministicPolicy:
+    policy = _policy("deterministic", settings)
+    assert isinstance(policy, DeterministicPolicy)
+    return policy
+
+
+def _policy(kind: str, settings: dict[str, object]) -> SoftActorCritic | DeterministicPolicy:
+    section = {"kind": kind, "hidden_sizes": (8,), **settings}
+    policy = build_policy(PolicySection.model_validate(section), SPEC)
+    assert isinstance(policy, SoftActorCritic | DeterministicPolicy)
+    with torch.no_grad():
+        # Far from the middle, so that differences show.
+        policy.policy_head.weight *= 50.0
+    return policy
+
+
+def random_actions(*leading: int) -> Tensor:
+    low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
+    return low + (high - low) * torch.rand(*leading, len(low))
+
+
+def unrolls(policy: SoftActorCritic | DeterministicPolicy) -> Batch:
+    """Env 0 runs on; env 1 terminates at step 1; env 2 is truncated at step 2. They count differently."""
+    shape = (NUM_STEPS + 1, NUM_ENVS)
+    none = torch.zeros(shape, dtype=torch.bool)
+    terminated, truncated, first = none.clone(), none.clone(), none.clone()
+    terminated[1, 1] = True
+    truncated[2, 2] = True
+    first[3, 1] = True
+    first[4, 2] = True
+    return Batch(
+        observation=observe(SPEC, *shape),
+        action_SB=random_actions(*shape),
+        reward_SB=torch.randn(shape),
+        terminated_SB=terminated,
+        truncated_SB=truncated,
+        first_SB=first,
+        weight_B=torch.tensor([1.0, 0.5, 0.25]),
+        state=random_state(policy, NUM_ENVS),
+    )
+
+
+def transitions(num: int = 5) -> Batch:
+    """Single transitions as a table gives them; the last one ended in a terminal state."""
+    none = torch.zeros(2, num, dtype=torch.bool)
+    discount_SB = torch.full((2, num), 0.81)
+    discount_SB[0, -1] = 0.0
+    return Batch(
+        observation=observe(SPEC, 2, num),
+        action_SB=random_actions(2, num),
+        reward_SB=torch.randn(2, num),
+        terminated_SB=none,
+        truncated_SB=none,
+        first_SB=none,
+        weight_B=torch.linspace(0.2, 1.0, num),
+        discount_SB=discount_SB,
+    )
+
+
+def transitions_by_loops(batch: Batch, n: int, discount: float) -> list[tuple[int, int, float, float, int]]:
+    """(t, b, summed reward, what the value after it is worth, row of that value), plain and slow."""
+    if batch.discount_SB is not None:
+        rewards, worth = batch.reward_SB[0].tolist(), batch.discount_SB[0].tolist()
+        return [(0, b, rewards[b], worth[b], 1) for b in range(batch.num_items)]
+    found = []
+    for b in range(NUM_ENVS):
+        for t in range(NUM_STEPS):
+            if batch.first_SB[t + 1, b]:
+                continue
+            total, worth_of_next, row = 0.0, 1.0, t
+            while row < min(t + n, NUM_STEPS):
+                total += worth_of_next * float(batch.reward_SB[row, b])
+                worth_of_next *= discount
+                row += 1
+                if batch.terminated_SB[row - 1, b]:
+                    worth_of_next = 0.0
+                    break
+                if batch.truncated_SB[row - 1, b]:
+                    break
+            found.append((t, b, total, worth_of_next, row))
+    return found
+
+
+def history(batch: Batch, t: int, b: int) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    """All that environment `b` has shown up to row `t`, and what was remembered before."""
+    observation = {name: tensor[: t + 1, b : b + 1] for name, tensor in batch.observation.items()}
+    state = {name: tensor[b : b + 1] for name, tensor in batch.state.items()}
+    return observation, batch.first_SB[: t + 1, b : b + 1], state

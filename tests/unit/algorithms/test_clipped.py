@@ -1,0 +1,244 @@
+"""The clipped objective against plain loops, and the passes over parts of a batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.clipped import (
+    ADVANTAGE,
+    OLD_LOG_PROB,
+    OLD_VALUE,
+    RETURN,
+    RHO,
+    ClippedAlgorithm,
+    clipped_loss,
+)
+from shoal.algorithms.ppo.algorithm import Ppo
+from shoal.config.algorithms import PpoConfig
+from tests.unit.algorithms.table_policy import AUTORESET, NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
+
+CONFIG = PpoConfig(clip=0.2, value_cost=0.7, entropy_cost=0.05)
+
+
+def with_targets(batch: Batch, *, rho: bool = False) -> Batch:
+    """Targets at random; old log probabilities near the table's own, so that some ratios are clipped."""
+    generator = torch.Generator().manual_seed(3)
+    old = TablePolicy().log_probs(batch.action_SB)[:-1]
+
+    def normal() -> Tensor:
+        return torch.randn(NUM_STEPS, NUM_ENVS, generator=generator)
+
+    targets = {
+        ADVANTAGE: normal(),
+        RETURN: normal(),
+        OLD_LOG_PROB: old + 0.3 * normal(),
+        OLD_VALUE: normal(),
+    }
+    return replace(batch, targets=targets | ({RHO: normal().abs()} if rho else {}))
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.3])
+@pytest.mark.parametrize("rho", [False, True])
+def test_value_against_plain_loops(value_clip: float | None, rho: bool) -> None:
+    policy, batch = TablePolicy(), with_targets(make_batch(), rho=rho)
+    log_pi, targets = policy.log_probs(batch.action_SB), batch.targets
+    weight = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+    sums, count = dict.fromkeys(names, 0.0), 0
+    for t in range(NUM_STEPS):
+        for b in range(NUM_ENVS):
+            if (t, b) in AUTORESET or weight[b] == 0:
+                continue
+            count += 1
+            ratio = math.exp(log_pi[t, b] - targets[OLD_LOG_PROB][t, b])
+            advantage = float(targets[ADVANTAGE][t, b]) * (float(targets[RHO][t, b]) if rho else 1.0)
+            clipped = min(max(ratio, 0.8), 1.2)
+            sums["policy_loss"] -= min(ratio * advantage, clipped * advantage)
+            columns = (policy.value.detach(), targets[OLD_VALUE], targets[RETURN])
+            value, old, goal = (float(column[t, b]) for column in columns)
+            square = (value - goal) ** 2
+            if value_clip is not None:
+                kept = old + min(max(value - old, -value_clip), value_clip)
+                square = max(square, (kept - goal) ** 2)
+            sums["value_loss"] += 0.5 * square
+            probs = torch.softmax(policy.logits[t, b], -1).tolist()
+            sums["entropy"] -= sum(p * math.log(p) for p in probs)
+            sums["approx_kl"] += ratio - 1.0 - math.log(ratio)
+            sums["clip_fraction"] += clipped != ratio
+    assert 0 < sums["clip_fraction"] < count
+
+    output = clipped_loss(policy, replace(batch, weight_B=weight), CONFIG, value_clip)
+    means = {name: total / count for name, total in sums.items()}
+    assert {name: output.metrics[name].item() for name in names} == pytest.approx(means, rel=1e-4)
+    total = means["policy_loss"] + 0.7 * means["value_loss"] - 0.05 * means["entropy"]
+    assert output.loss.item() == pytest.approx(total, rel=1e-4)
+    assert output.weight.item() == count
+    assert not any(metric.requires_grad for metric in output.metrics.values())
+
+
+def test_autoreset_steps_count_for_nothing() -> None:
+    policy, batch = TablePolicy(), with_targets(make_batch())
+    reference = clipped_loss(policy, batch, CONFIG)
+    reference.loss.backward()
+    assert policy.logits.grad is not None
+    assert policy.value.grad is not None
+    wild = {name: target.clone() for name, target in batch.targets.items()}
+    for t, b in AUTORESET:
+        assert policy.logits.grad[t, b].abs().max() == 0
+        assert policy.value.grad[t, b] == 0
+        for target in wild.values():
+            target[t, b] = -1e9
+    other = clipped_loss(policy, replace(batch, targets=wild), CONFIG)
+    torch.testing.assert_close(other.loss, reference.loss)
+
+
+def test_no_gradient_beyond_the_clip_in_the_direction_of_the_advantage() -> None:
+    policy, batch = TablePolicy(), with_targets(make_batch())
+    # Ratios of e and 1/e everywhere, good and bad actions: only moves back are worth something.
+    log_pi = policy.log_probs(batch.action_SB)[:-1]
+    further = torch.ones(NUM_STEPS, NUM_ENVS)
+    further[::2] = -1.0
+    targets = batch.targets | {OLD_LOG_PROB: log_pi - further}
+    config = CONFIG.model_copy(update={"entropy_cost": 0.0, "value_cost": 0.0})
+    clipped_loss(policy, replace(batch, targets=targets), config).loss.backward()
+    assert policy.logits.grad is not None
+    moved = policy.logits.grad[:-1].abs().amax(-1) > 0
+    expected = (further * batch.targets[ADVANTAGE] < 0) & ~batch.first_SB[1:]
+    assert moved.tolist() == expected.tolist()
+    assert 0 < expected.sum() < expected.numel()
+
+
+def test_a_policy_far_from_the_old_one_has_a_finite_loss() -> None:
+    policy, batch = TablePolicy(), with_targets(make_batch())
+    targets = batch.targets | {OLD_LOG_PROB: torch.full((NUM_STEPS, NUM_ENVS), -1e6)}
+    output = clipped_loss(policy, replace(batch, targets=targets), CONFIG)
+    output.loss.backward()
+    assert output.loss.isfinite()
+    assert all(metric.isfinite() for metric in output.metrics.values())
+
+
+def algorithm(**settings: object) -> Ppo:
+    return Ppo(PpoConfig.model_validate({"name": "ppo", **settings}), TablePolicy())
+
+
+def envs_of(part: Batch) -> list[int]:
+    envs: list[int] = part.observation["env"][0].tolist()
+    return envs
+
+
+@pytest.mark.parametrize(("minibatches", "sizes"), [(1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (9, [1] * 4)])
+def test_each_epoch_sees_every_environment_once_in_an_order_of_its_own(
+    minibatches: int, sizes: list[int]
+) -> None:
+    torch.manual_seed(0)
+    ppo = algorithm(epochs=8, minibatches=minibatches)
+    parts = [envs_of(part) for part in ppo.passes(make_batch())]
+    per_epoch = len(sizes)
+    assert [len(part) for part in parts] == sizes * 8
+    epochs = [list(chain(*parts[i : i + per_epoch])) for i in range(0, len(parts), per_epoch)]
+    assert all(sorted(epoch) == list(range(NUM_ENVS)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 3
+
+
+def test_parts_keep_the_targets_of_their_environments() -> None:
+    ppo, batch = algorithm(minibatches=2, normalise_advantages=False), make_batch()
+    whole = ppo.targets(batch)
+    for part in ppo.passes(batch):
+        for name, target in part.targets.items():
+            torch.testing.assert_close(target, whole[name][:, envs_of(part)])
+
+
+def test_advantages_of_a_part_are_normalised_over_the_steps_that_count() -> None:
+    ppo = algorithm(epochs=1, minibatches=2)
+    batch = replace(make_batch(), weight_B=torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    whole = ppo.targets(batch)[ADVANTAGE]
+    for part in ppo.passes(batch):
+        counts = ((part.valid_TB * part.weight_B) > 0).numpy()
+        plain = whole[:, envs_of(part)].numpy()
+        expected = (plain - plain[counts].mean()) / plain[counts].std()
+        np.testing.assert_allclose(part.targets[ADVANTAGE].numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_without_steps_that_count_stays_finite() -> None:
+    ppo = algorithm(epochs=1, minibatches=1)
+    (part,) = ppo.passes(replace(make_batch(), weight_B=torch.zeros(NUM_ENVS)))
+    output = ppo.loss(part)
+    assert part.targets[ADVANTAGE].isfinite().all()
+    assert output.loss.item() == 0.0
+
+
+def trained_parts(ppo: ClippedAlgorithm, batch: Batch, rate: float) -> list[float]:
+    """Steps of plain gradient descent, as many as the algorithm asks for: the divergence before each."""
+    divergences = []
+    for part in ppo.passes(batch):
+        output = ppo.loss(part)
+        divergences.append(output.metrics["approx_kl"].item())
+        ppo.zero_grad()
+        output.loss.backward()
+        with torch.no_grad():
+            for parameter in ppo.parameters():
+                assert parameter.grad is not None
+                parameter -= rate * parameter.grad
+    return divergences
+
+
+def on_policy(batch: Batch) -> Batch:
+    return replace(batch, behaviour={"log_prob": TablePolicy().log_probs(batch.action_SB)})
+
+
+def test_passes_end_once_the_policy_has_moved_too_far() -> None:
+    batch = on_policy(make_batch())
+    divergences = trained_parts(
+        algorithm(epochs=50, minibatches=1, target_kl=0.004, entropy_cost=0.0), batch, 0.5
+    )
+    assert len(divergences) < 50
+    assert divergences[-1] > 1.5 * 0.004
+    assert max(divergences[:-1]) <= 1.5 * 0.004
+    assert len(trained_parts(algorithm(epochs=50, minibatches=1), batch, 0.5)) == 50
+
+
+def test_the_divergence_of_a_part_in_pieces_is_that_of_the_whole() -> None:
+    """Gradients may be accumulated: losses of several pieces, one step."""
+    batch = make_batch()
+    ppo = algorithm(epochs=2, minibatches=1, target_kl=1e-6)
+    passes = ppo.passes(batch)
+    part = next(passes)
+    mean = clipped_loss(ppo.policy, part, CONFIG).metrics["approx_kl"].item()
+    for limit, more in ((mean * 1.01, True), (mean * 0.99, False)):
+        ppo = algorithm(epochs=2, minibatches=1, target_kl=limit / 1.5)
+        passes = ppo.passes(batch)
+        part = next(passes)
+        ppo.loss(part.take(slice(0, 1)))
+        ppo.loss(part.take(slice(1, NUM_ENVS)))
+        assert (next(passes, None) is not None) == more
+
+
+def test_learners_normalise_and_stop_alike() -> None:
+    """With the sums of a second learner added, both see the mean and the divergence of all steps."""
+    ppo, other = algorithm(epochs=2, minibatches=1, target_kl=0.1), torch.tensor([40.0, 0.0, 0.0])
+    told: list[int] = []
+
+    def summed(sums: Tensor) -> Tensor:
+        told.append(len(sums))
+        return sums + (other if len(sums) == 3 else torch.tensor([1e6, 1.0]))
+
+    ppo.sum_over_learners = summed
+    batch = make_batch()
+    passes = ppo.passes(batch)
+    part = next(passes)
+    advantage = ppo.targets(batch)[ADVANTAGE][:, envs_of(part)] * part.valid_TB
+    mean = advantage.sum().item() / (part.valid_TB.sum().item() + 40.0)
+    zero = part.targets[ADVANTAGE][advantage == 0].mean().item()
+    deviation = -mean / zero
+    assert deviation == pytest.approx((advantage.square().sum().item() / 58.0 - mean**2) ** 0.5, rel=1e-3)
+    ppo.loss(part)
+    assert next(passes, None) is None
+    assert told == [3, 2]

@@ -1,0 +1,99 @@
+"""PPO: its targets, that its first ratios are 1, and that its passes learn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shoal.algorithms.algorithm import build_algorithm
+from shoal.algorithms.batch import Batch
+from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN
+from shoal.algorithms.gae import gae
+from shoal.algorithms.ppo.algorithm import Ppo
+from shoal.config.algorithms import AppoConfig, PpoConfig
+from shoal.config.network import PolicySection
+from shoal.policy.network import ActorCritic, Choice, build_policy
+from shoal.records import ActionSpec, BoxAction, DiscreteAction, MultiDiscreteAction
+from tests.unit.algorithms.table_policy import TablePolicy, make_batch
+from tests.unit.policy.stepping import (
+    BOX,
+    VECTOR,
+    episode_starts,
+    mask_of,
+    observe,
+    outputs_of,
+    random_state,
+    spec_of,
+    step_through,
+)
+
+
+def test_targets_are_gae_of_the_values_before_the_passes() -> None:
+    policy, batch = TablePolicy(), make_batch()
+    ppo = Ppo(PpoConfig(discount=0.9, gae_lambda=0.8, normalise_advantages=False, epochs=3), policy)
+    value = policy.value.detach().clone()
+    advantage, returns = gae(
+        reward_TB=batch.reward_SB[:-1],
+        discount_TB=(~batch.terminated_SB[:-1]) * 0.9,
+        value_SB=value,
+        valid_TB=(~batch.first_SB[1:]).float(),
+        gae_lambda=0.8,
+    )
+    for part in ppo.passes(batch):
+        envs = part.observation["env"][0]
+        torch.testing.assert_close(part.targets[ADVANTAGE], advantage[:, envs])
+        torch.testing.assert_close(part.targets[RETURN], returns[:, envs])
+        torch.testing.assert_close(part.targets[OLD_VALUE], value[:-1, envs])
+        torch.testing.assert_close(part.targets[OLD_LOG_PROB], batch.behaviour["log_prob"][:-1, envs])
+        assert not any(target.requires_grad for target in part.targets.values())
+        # What a step does to the values changes none of it.
+        with torch.no_grad():
+            policy.value += 1.0
+
+
+def acted_batch(policy: ActorCritic, num_rows: int, num_envs: int) -> Batch:
+    """What the policy did itself, step by step, with masks and memory."""
+    spec = policy.spec
+    seen, first = observe(spec, num_rows, num_envs), episode_starts(num_rows, num_envs)
+    state = random_state(policy, num_envs)
+    acted = step_through(policy, seen, first, state, Choice())
+    none = torch.zeros(num_rows, num_envs, dtype=torch.bool)
+    return Batch(
+        observation=seen,
+        action_SB=outputs_of(acted, "action"),
+        reward_SB=torch.randn(num_rows, num_envs),
+        terminated_SB=none,
+        truncated_SB=none,
+        first_SB=first,
+        weight_B=torch.ones(num_envs),
+        behaviour={"log_prob": outputs_of(acted, "log_prob")},
+        state=state,
+    )
+
+
+@pytest.mark.parametrize("action", [DiscreteAction(5), MultiDiscreteAction((2, 3)), BOX])
+@pytest.mark.parametrize("settings", [{}, {"recurrent": "lstm", "frame_stack": 3}])
+@pytest.mark.parametrize("name", ["ppo", "appo"])
+def test_the_first_pass_is_on_policy(action: ActionSpec, settings: dict[str, object], name: str) -> None:
+    """Parts of unrolls from stored states give the log probabilities that the actor was told."""
+    torch.manual_seed(4)
+    mask = () if isinstance(action, BoxAction) else (mask_of(5),)
+    policy = build_policy(PolicySection.model_validate(settings), spec_of(action, VECTOR, *mask))
+    assert isinstance(policy, ActorCritic)
+    config = PpoConfig() if name == "ppo" else AppoConfig()
+    algorithm = build_algorithm(config, policy)
+    batch = acted_batch(policy, 6, 4)
+    parts = list(algorithm.passes(batch))
+    for part in parts:
+        output = algorithm.loss(part)
+        assert output.metrics["approx_kl"].item() == pytest.approx(0.0, abs=1e-5)
+        assert output.metrics["clip_fraction"].item() == 0.0
+        output.loss.backward()
+    assert all(
+        parameter.grad is not None and parameter.grad.isfinite().all() for parameter in policy.parameters()
+    )
+
+
+def test_only_the_policy_is_kept() -> None:
+    ppo = Ppo(PpoConfig(), TablePolicy())
+    assert {name.split(".")[0] for name in ppo.state_dict()} == {"policy"}
