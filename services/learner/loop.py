@@ -32,7 +32,7 @@ from services.learner.staleness import Fresh, leave_out_stale
 from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
-from shoal.config.algorithms import is_synchronous
+from shoal.config.algorithms import ReplayedSection, is_synchronous
 from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
@@ -69,6 +69,8 @@ class TrainingLoop:
         self._progress = resumed.progress
         self._ring = ring
         self._publisher = parts.publisher
+        # Algorithms that learn from what anybody did can begin with random actions; others must not.
+        self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
@@ -232,7 +234,8 @@ class TrainingLoop:
             self._progress.policy_version = self._versions.next()
             if self._is_synchronous:
                 self._ring.refuse_older_than(self._progress.policy_version)
-            self._publisher.publish(self._progress.policy_version, weights)
+            untrained = self._warms_up and not self._progress.learner_steps
+            self._publisher.publish(self._progress.policy_version, weights, untrained)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
