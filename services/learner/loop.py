@@ -197,7 +197,7 @@ class TrainingLoop:
         if self._config.learner.max_policy_lag is None:
             return agreed.num_transitions
         own = np.array([slot.num_transitions - fresh.num_stale])
-        return int(sum(self._peers.gather(own)))
+        return int(np.sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
