@@ -27,13 +27,14 @@ from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
+from services.learner.start import go_on_alike
 from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import ReplayedSection, is_synchronous
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
-from shoal.records import EnvSpec
+from shoal.records import EnvSpec, Episode
 
 log = logging.getLogger(__name__)
 
@@ -153,19 +154,26 @@ class TrainingLoop:
         is_stopping, version = self._ring.is_closed, self._progress.policy_version
         if slot is None:
             return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
-        # Every learner hears all that comes into a sampled table: one of them counts it.
-        counts = slot.refs is None or self._peers.rank == 0
-        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        env_steps, episodes = self._counted(slot)
         told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
         return hold_round(self._peers, told, episodes)
+
+    def _counted(self, slot: BatchSlot) -> tuple[int, list[Episode]]:
+        """Environment steps and episodes that came with a batch, for this learner to count.
+
+        Every learner hears all that comes into a sampled table: the chief counts it.
+        """
+        counts = slot.refs is None or self._peers.rank == 0
+        return (slot.env_steps, slot.episodes) if counts else (0, [])
 
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if all of it is too old."""
         self._progress.policy_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
         self._progress.count_data(agreed.env_steps, agreed.episodes)
-        self._metrics.env_steps.inc(slot.env_steps)
-        self._metrics.episodes.inc(len(slot.episodes))
+        env_steps, episodes = self._counted(slot)
+        self._metrics.env_steps.inc(env_steps)
+        self._metrics.episodes.inc(len(episodes))
         try:
             fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)
@@ -196,16 +204,22 @@ class TrainingLoop:
         return int(sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
-        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
-        saver.wait()
-        checkpoint = self._store.newest(wanted.before_step)
-        if checkpoint is None:
-            raise GuardError(
-                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
-            )
-        now, self._progress = self._progress, checkpoint.progress
+        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise.
+
+        What a guard goes back for is the same on all learners: all do, and the chief has the checkpoint.
+        """
+        now = self._progress
+        if self._peers.rank == 0:
+            saver.wait()
+            checkpoint = self._store.newest(wanted.before_step)
+            if checkpoint is None:
+                raise GuardError(
+                    f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
+                )
+            self._progress = checkpoint.progress
+            self._trainer.load_state(checkpoint.tensors)
+        self._progress = go_on_alike(self._peers, self._trainer, self._progress, self._config.run.seed)
         self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
-        self._trainer.load_state(checkpoint.tensors)
         self._guards.begin()
         self._metrics.rollbacks.inc()
         log.warning(
@@ -220,10 +234,11 @@ class TrainingLoop:
         self._save(saver)
 
     def _publish(self) -> None:
-        if self._peers.rank != 0:
-            return
         with self._metrics.phases.measure("publish"):
+            # Of all learners, though the chief alone has a use for them: all find the same in them.
             weights = self._trainer.weights()
+            if self._peers.rank != 0:
+                return
             self._progress.policy_version = self._versions.next()
             if self._is_synchronous:
                 self._ring.refuse_older_than(self._progress.policy_version)
@@ -234,7 +249,14 @@ class TrainingLoop:
         self._progress.seconds = self._clock() - self._epoch
         if self._peers.rank != 0:
             return
-        saver.save(self._trainer.state(), self._progress.to_json(), is_last)
+        try:
+            state = self._trainer.state()
+        except NonFiniteError as error:
+            if self._peers.size == 1:
+                raise
+            # The others have not looked: the chief cannot go back without them.
+            raise GuardError(str(error)) from None
+        saver.save(state, self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress
