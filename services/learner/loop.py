@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,15 +24,16 @@ from services.learner.reporting import Reporter
 from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
+from services.learner.rollback import go_back
 from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
-from services.learner.start import go_on_alike
 from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import ReplayedSection, is_synchronous
+from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
 from shoal.records import EnvSpec, Episode
@@ -62,6 +64,7 @@ class TrainingLoop:
         self._config = config
         self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
+        self._resumed = resumed
         self._trainer = resumed.trainer
         self._progress = resumed.progress
         self._ring = ring
@@ -201,44 +204,40 @@ class TrainingLoop:
         if self._config.learner.max_policy_lag is None:
             return agreed.num_transitions
         own = np.array([slot.num_transitions - fresh.num_stale])
-        return int(sum(self._peers.gather(own)))
+        return int(np.sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
-        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise.
-
-        What a guard goes back for is the same on all learners: all do, and the chief has the checkpoint.
-        """
-        now = self._progress
-        if self._peers.rank == 0:
-            saver.wait()
-            checkpoint = self._store.newest(wanted.before_step)
-            if checkpoint is None:
-                raise GuardError(
-                    f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
-                )
-            self._progress = checkpoint.progress
-            self._trainer.load_state(checkpoint.tensors)
-        self._progress = go_on_alike(self._peers, self._trainer, self._progress, self._config.run.seed)
-        self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
+        """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
+        saver.wait()
+        at = replace(self._resumed, progress=self._progress)
+        seed = policy_seed(self._config, self._metrics.policy)
+        progress = go_back(self._peers, self._store, at, wanted.before_step, seed)
+        if progress is None:
+            raise GuardError(
+                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
+            )
+        from_step, self._progress = self._progress.learner_steps, progress
         self._guards.begin()
         self._metrics.rollbacks.inc()
         log.warning(
             "%sguard %s: gone back from learner step %d to %d",
             self._metrics.log_label,
             wanted.guard,
-            now.learner_steps,
-            self._progress.learner_steps,
+            from_step,
+            progress.learner_steps,
         )
         self._publish()
         # The newest on the disk again, should this life end before the next one is due.
         self._save(saver)
 
     def _publish(self) -> None:
+        if self._peers.rank != 0:
+            if self._guards.may_roll_back:
+                # What the chief finds in them all must find: they go back together.
+                self._trainer.weights()
+            return
         with self._metrics.phases.measure("publish"):
-            # Of all learners, though the chief alone has a use for them: all find the same in them.
             weights = self._trainer.weights()
-            if self._peers.rank != 0:
-                return
             self._progress.policy_version = self._versions.next()
             if self._is_synchronous:
                 self._ring.refuse_older_than(self._progress.policy_version)
@@ -254,7 +253,7 @@ class TrainingLoop:
         except NonFiniteError as error:
             if self._peers.size == 1:
                 raise
-            # The others have not looked: the chief cannot go back without them.
+            # The others do not know, and would wait for ever if this one went back.
             raise GuardError(str(error)) from None
         saver.save(state, self._progress.to_json(), is_last)
 

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,7 +28,7 @@ from services.learner.result import RunResult, write_result
 from services.learner.resume import Resumed, build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
-from services.learner.start import await_spec, go_on_alike
+from services.learner.start import await_spec, begin_alike
 from services.learner.summaries import Curves, Several, Summaries
 from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
@@ -164,8 +164,7 @@ async def _prepare(
 
     def build() -> Resumed:
         resumed = build_or_resume(config, parts, spec, device, peers)
-        seed = policy_seed(config, parts.place.name)
-        return replace(resumed, progress=go_on_alike(peers, resumed.trainer, resumed.progress, seed))
+        return begin_alike(peers, resumed, policy_seed(config, parts.place.name))
 
     async with shared.building:
         resumed = await asyncio.get_running_loop().run_in_executor(pool, build)

@@ -1,7 +1,7 @@
 """How several learners begin alike: the environment's spec and the state of training are the chief's.
 
 Subscribers bring the spec to the chief, and only the chief reads checkpoints: the others need no disk of the
-run. Called in the training thread: before the first batch, and when all go back to a checkpoint.
+run. Called by `session` in the training thread, before the first batch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from safetensors.numpy import load, save
 
 from services.learner.peers import Peers
 from services.learner.progress import Progress
-from services.learner.trainer import Trainer
+from services.learner.resume import Resumed
 from shoal.records import EnvSpec
 from shoal.spec_json import spec_from_json, spec_to_json
 
@@ -43,16 +44,16 @@ def _known(coming: Future[EnvSpec]) -> EnvSpec | None:
         return None
 
 
-def go_on_alike(peers: Peers, trainer: Trainer, progress: Progress, seed: int) -> Progress:
+def begin_alike(peers: Peers, resumed: Resumed, seed: int) -> Resumed:
     """All go on from where the chief does; what they draw at random from then on is their own."""
     if peers.size == 1:
-        return progress
+        return resumed
     is_chief = peers.rank == 0
-    tensors = peers.from_chief(save(trainer.state()) if is_chief else b"")
-    counters = peers.from_chief(json.dumps(progress.to_json()).encode() if is_chief else b"")
+    tensors = peers.from_chief(save(resumed.trainer.state()) if is_chief else b"")
+    progress = peers.from_chief(json.dumps(resumed.progress.to_json()).encode() if is_chief else b"")
     if is_chief:
-        return progress
-    trainer.load_state(load(tensors))
-    own = np.random.SeedSequence([seed, peers.rank, trainer.num_steps])
+        return resumed
+    resumed.trainer.load_state(load(tensors))
+    own = np.random.SeedSequence([seed, peers.rank, resumed.trainer.num_steps])
     torch.manual_seed(int(own.generate_state(1)[0]))
-    return Progress.from_json(json.loads(counters))
+    return replace(resumed, progress=Progress.from_json(json.loads(progress)))

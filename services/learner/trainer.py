@@ -116,11 +116,8 @@ class Trainer:
         """One step of the optimiser."""
         gradient = self._flat.grad
         while True:
-            output = joined(
-                self._peers,
-                gradient,
-                backward(self._loss, batch, gradient, self._precision, self._accumulate),
-            )
+            output = backward(self._loss, batch, gradient, self._precision, self._accumulate)
+            output = joined(self._peers, gradient, output)
             groups = output.groups or tuple(self._flat.groups)
             norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
             # The one place where a step waits for the device.

@@ -135,9 +135,9 @@ def report(found: list[Life], versions: list[int]) -> None:
     trained, lost = sum(life.trained_steps for life in found), max(life.lost_steps for life in found)
     lost_s = max(life.lost_s for life in found)
     print(
-        f"seed {SEED}: {len(found)} kills, {trained} steps trained; first new step {back[len(back) // 2]:.1f} s "
-        f"after the start in the median, {back[-1]:.1f} s at most; lost {lost} steps or {lost_s:.2f} s at most (a "
-        f"checkpoint every {CHECKPOINT_EVERY_S} s); {len(versions)} versions seen, none older than before"
+        f"seed {SEED}: {len(found)} kills, {trained} steps trained, lost at most {lost} or {lost_s:.2f} s "
+        f"(a checkpoint every {CHECKPOINT_EVERY_S} s); first new step {back[len(back) // 2]:.1f} s after the "
+        f"start in the median, {back[-1]:.1f} s at most; {len(versions)} versions seen, all in order"
     )
     assert back[len(back) // 2] < MAX_BACK_S
     assert back[-1] < BUSY_BACK_S

@@ -160,9 +160,8 @@ def test_transitions_by_priority_over_two_shards(tmp_path: Path) -> None:
     num_inserted = sum(stats.num_inserted for stats in ledgers)
     trained = result["learner_steps"] * config.learner.batch_envs
     num_set = sum(stats.num_priorities_updated + stats.num_priorities_gone for stats in ledgers)
-    print(
-        f"{result['env_steps']} steps of {num_inserted} inserted; {trained} trained on, {num_set} priorities"
-    )
+    told = result["env_steps"]
+    print(f"{told} steps of {num_inserted} inserted; {trained} trained on, {num_set} priorities")
     assert result["reason"] == "steps"
     assert result["trained_steps"] == trained <= sum(stats.num_samples for stats in ledgers)
     # Each step once: those that came while the last batches were trained on are not told.

@@ -125,7 +125,7 @@ class Rig:
             clock=lambda: self.now,
             peers=peers,
         )
-        self.trainer, self.progress = resumed.trainer, resumed.progress
+        self.resumed = resumed
 
     def run(self, *batches: Trajectory) -> RunResult:
         """Feed batches, then stop if the loop has not stopped by itself."""

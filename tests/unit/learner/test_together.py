@@ -13,7 +13,7 @@ import pytest
 
 from services.learner.peers import PeersLostError
 from services.learner.result import RunResult
-from services.learner.start import await_spec, go_on_alike
+from services.learner.start import await_spec, begin_alike
 from shoal.errors import NonFiniteError
 from shoal.records import EnvSpec, Trajectory
 from tests.unit.learner.test_loop import SPEC, TRANSITIONS, Rig, trajectory
@@ -43,7 +43,7 @@ class Pair:
             raise
 
     def assert_alike(self) -> None:
-        first, second = (rig.trainer.state() for rig in self.rigs)
+        first, second = (rig.resumed.trainer.state() for rig in self.rigs)
         for name, array in first.items():
             np.testing.assert_array_equal(second[name], array, err_msg=name)
 
@@ -107,18 +107,18 @@ def test_a_new_learner_goes_on_from_where_the_chief_does(tmp_path: Path) -> None
     """The chief has a checkpoint; the other has never been."""
     Pair(tmp_path, stop={"steps": 4 * TRANSITIONS}).run([trajectory()] * 3, [trajectory()] * 3)
     pair = Pair(tmp_path)
-    assert [rig.trainer.num_steps for rig in pair.rigs] == [2, 0]
+    assert [rig.resumed.trainer.num_steps for rig in pair.rigs] == [2, 0]
     with ThreadPoolExecutor(2) as pool:
         going = [
-            pool.submit(go_on_alike, peers, rig.trainer, rig.progress, 1)
+            pool.submit(begin_alike, peers, rig.resumed, 1)
             for peers, rig in zip(pair.peers, pair.rigs, strict=True)
         ]
-        progress = [done.result(PATIENCE_S) for done in going]
+        progress = [done.result(PATIENCE_S).progress for done in going]
     assert progress[0].to_json() == progress[1].to_json()
     assert (progress[1].learner_steps, progress[1].env_steps) == (2, 4 * TRANSITIONS)
-    for name, array in pair.rigs[0].trainer.state().items():
+    for name, array in pair.rigs[0].resumed.trainer.state().items():
         if name != "rng/cpu":
-            np.testing.assert_array_equal(pair.rigs[1].trainer.state()[name], array, err_msg=name)
+            np.testing.assert_array_equal(pair.rigs[1].resumed.trainer.state()[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize("is_ending", [False, True])
