@@ -10,6 +10,7 @@ import torch
 
 from services.learner.parts import Parts
 from services.learner.peers import Peers
+from services.learner.precision import Precision
 from services.learner.progress import Progress
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
@@ -41,7 +42,15 @@ def build_or_resume(
     """
     torch.manual_seed(policy_seed(config, parts.place.name))
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec)).to(device)
-    trainer = Trainer(algorithm, config.algorithm.max_grad_norm, peers=peers)
+    settings = config.learner
+    trainer = Trainer(
+        algorithm,
+        config.algorithm.max_grad_norm,
+        settings.accumulate,
+        peers,
+        precision=Precision(settings.precision, device.type),
+        compile_loss=settings.compile,
+    )
     if peers.rank != 0:
         # The chief's state is on its way.
         return Resumed(algorithm, trainer, Progress())
