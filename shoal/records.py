@@ -25,6 +25,9 @@ FIRST = "first"
 POLICY_VERSION = "policy_version"
 OBSERVATION = "observation"
 LOG_PROB = "log_prob"
+# Of a `q` policy: the value of the action taken, and that of the best one allowed.
+Q_VALUE = "q_value"
+Q_MAX = "q_max"
 # An observation that says which actions are allowed: it is no input of the network.
 ACTION_MASK = "action_mask"
 

@@ -13,9 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Part
 from services.actor.metrics import ActorMetrics
+from services.actor.priorities import FirstPriorities
 from services.actor.split import split_by_env
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
@@ -30,11 +33,21 @@ from shoal.wire import encode_trajectory
 
 log = logging.getLogger(__name__)
 
+# Of one in a message.
+_PRIORITY_BYTES = 4
+
 
 class Sink(Protocol):
     """Where encoded trajectories go: `ReplayWriter`."""
 
-    async def append(self, payloads: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
+    async def append(
+        self,
+        payloads: Sequence[bytes],
+        priorities: np.ndarray | None,
+        *,
+        stream: int | None,
+        timeout_s: float | None,
+    ) -> None:
         """Returns once they are taken, as a whole; waits while too much is not acknowledged.
 
         Appends of the same `stream` go to the same shard, in order, as long as that is there.
@@ -58,14 +71,15 @@ class Group:
         limits: LimitsSection,
         index: int = 0,
         unrolls: int | None = None,
+        priorities: FirstPriorities | None = None,
         synchronous: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Without a sink (an evaluator) unrolls only count episodes.
 
         `index`: of this group among the actor's. `unrolls`: hand over a trajectory per environment, so many
-        of which make a sequence; None: one trajectory of all. `synchronous`: wait for newer weights after
-        each unroll that was handed over.
+        of which make a sequence; None: one trajectory of all. `priorities`: for this group alone; None: the
+        table sets them. `synchronous`: wait for newer weights after each unroll that was handed over.
         """
         self._part = part
         self._link = link
@@ -78,6 +92,7 @@ class Group:
         self._limits = limits
         self._index = index
         self._unrolls = unrolls
+        self._priorities = priorities
         # Unrolls that make a sequence together belong on one shard; others go wherever there is room.
         self._stream = index if (unrolls or 1) > 1 else None
         self._synchronous = synchronous
@@ -178,22 +193,24 @@ class Group:
             builder.carry_over()
             return
         start = self._clock()
-        payloads = self._encode(builder.trajectory())
+        trajectory = builder.trajectory()
+        priorities = None if self._priorities is None else self._priorities.of(trajectory.columns)
+        payloads = self._encode(trajectory, 0 if priorities is None else priorities.size)
         if self._synchronous:
             # More than the oldest: an unroll that newer weights came in the midst of is not trained on.
             self._min_version = builder.oldest_version + 1
         builder.carry_over()
         encoded = self._clock()
         metrics.phases.add("encode", encoded - start)
-        await self._append(self._sink, payloads)
+        await self._append(self._sink, payloads, priorities)
         self.num_handed_over += num_transitions
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
-    def _encode(self, trajectory: Trajectory) -> list[bytes]:
+    def _encode(self, trajectory: Trajectory, num_priorities: int) -> list[bytes]:
         parts = [trajectory] if self._unrolls is None else self._parts(trajectory)
         payloads = [encode_trajectory(part) for part in parts]
         num_bytes = sum(map(len, payloads))
-        self._check_encoded(payloads, num_bytes)
+        self._check_encoded(payloads, num_bytes + _PRIORITY_BYTES * num_priorities)
         self._metrics.raw_bytes.inc(sum(column.nbytes for column in trajectory.columns.values()))
         self._metrics.encoded_bytes.inc(num_bytes)
         return payloads
@@ -210,11 +227,11 @@ class Group:
         num_bytes += PAYLOAD_OVERHEAD_BYTES * (len(payloads) - 1)
         _check_size("encoded unroll of a group", num_bytes, most, limit)
 
-    async def _append(self, sink: Sink, payloads: Sequence[bytes]) -> None:
+    async def _append(self, sink: Sink, payloads: Sequence[bytes], priorities: np.ndarray | None) -> None:
         self._must_finish = True
         try:
             with self._waits.waiting_for("replay to take a trajectory"):
-                await sink.append(payloads, stream=self._stream, timeout_s=None)
+                await sink.append(payloads, priorities, stream=self._stream, timeout_s=None)
         finally:
             self._must_finish = False
         self._metrics.unrolls.inc()

@@ -19,6 +19,7 @@ from services.actor.group import Group
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Lockstep, Part
 from services.actor.metrics import ActorMetrics
+from services.actor.priorities import first_priorities
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.clients.inference_grpc import GrpcInferenceClient
@@ -185,6 +186,7 @@ class Actor:
             limits=config.limits,
             index=index,
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
+            priorities=first_priorities(config.algorithm, table),
             synchronous=is_synchronous(config.algorithm),
         )
 

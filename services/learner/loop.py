@@ -2,34 +2,41 @@
 
 Publish what it begins with, then for ever: take a batch, train, publish, save now and then; at the end a last
 checkpoint and the result. Talks to the event loop only through the ring, the publisher and what takes the
-priorities back.
+priorities back. Of several learners all go the same way, step by step; the chief alone publishes and saves.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from services.learner.batches import BatchSlot
 from services.learner.guards import GuardError, Guards, RollBack
 from services.learner.parts import Parts
+from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
 from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
+from services.learner.rollback import go_back
+from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
-from services.learner.staleness import leave_out_stale
-from services.learner.summaries import Summaries
+from services.learner.staleness import Fresh, leave_out_stale
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
 from shoal.config.algorithms import ReplayedSection, is_synchronous
+from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
-from shoal.records import EnvSpec, Episode
+from shoal.records import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +55,16 @@ class TrainingLoop:
         resumed: Resumed,
         ring: BatchRing,
         parts: Parts,
-        summaries: Summaries,
+        summaries: Curves,
         priorities: PriorityReturn | None = None,
         clock: Clock = time.monotonic,
+        peers: Peers | None = None,
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
         self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
+        self._resumed = resumed
         self._trainer = resumed.trainer
         self._progress = resumed.progress
         self._ring = ring
@@ -67,6 +76,7 @@ class TrainingLoop:
         self._metrics = parts.metrics
         self._priorities = priorities
         self._clock = clock
+        self._peers = peers or Alone()
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._rate = LearningRate(config, ring.length)
         self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
@@ -105,12 +115,12 @@ class TrainingLoop:
         next_checkpoint = self._clock() + settings.checkpoint_every_s
         last: tuple[StepOutcome, Lag] | None = None
         while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
-            slot = self._take_batch()
-            if slot is None:
+            taken = self._take_batch()
+            if taken is None:
                 reason = "stopped"
                 break
             try:
-                done = self._step(slot)
+                done = self._step(*taken)
                 if done is None:
                     continue
                 last = done
@@ -129,76 +139,96 @@ class TrainingLoop:
             self._reporter.report(self._progress, *last)
         return reason
 
-    def _take_batch(self) -> BatchSlot | None:
-        """The next batch, or None when the learner is to stop."""
+    def _take_batch(self) -> tuple[BatchSlot, Round] | None:
+        """The next batch, once all learners have one; None when one of them is to stop."""
+        slot: BatchSlot | None = None
         while True:
             with self._metrics.phases.measure("wait"):
-                try:
-                    slot = self._ring.take_ready(_WAIT_SLICE_S)
-                except RingClosed:
-                    return None
-            if slot is not None:
-                return slot
+                with contextlib.suppress(RingClosed):
+                    slot = slot or self._ring.take_ready(_WAIT_SLICE_S)
+                agreed = self._hold_round(slot)
+            if agreed.is_stopping:
+                return None
+            if slot is not None and agreed.is_complete:
+                return slot, agreed
             self._guards.waited(self._progress.learner_steps)
 
-    def _step(self, slot: BatchSlot) -> tuple[StepOutcome, Lag] | None:
+    def _hold_round(self, slot: BatchSlot | None) -> Round:
+        is_stopping, version = self._ring.is_closed, self._progress.policy_version
+        if slot is None:
+            return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
+        # Every learner hears all that comes into a sampled table: one of them counts it.
+        counts = slot.refs is None or self._peers.rank == 0
+        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
+        return hold_round(self._peers, told, episodes)
+
+    def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if all of it is too old."""
+        self._progress.policy_version = agreed.policy_version
+        factor = self._rate.factor(self._progress.env_steps)
+        self._progress.count_data(agreed.env_steps, agreed.episodes)
+        self._metrics.env_steps.inc(slot.env_steps)
+        self._metrics.episodes.inc(len(slot.episodes))
         try:
-            fresh = leave_out_stale(slot, self._progress.policy_version, self._config.learner.max_policy_lag)
+            fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)
-            if fresh.batch is None:
+            num_fresh = self._num_fresh(slot, fresh, agreed)
+            if not num_fresh:
                 self._metrics.stale_batches.inc()
-                if slot.refs is not None:
-                    self._count_data(slot.env_steps, slot.episodes)
                 return None
             with self._metrics.phases.measure("train"):
-                outcome = self._trainer.step(fresh.batch, self._rate.factor(self._progress.env_steps))
+                outcome = self._trainer.step(fresh.batch, factor)
             if self._priorities is not None and slot.refs is not None and outcome.priority_B is not None:
                 self._priorities.after_step(slot.refs, outcome.priority_B)
             if not self._progress.learner_steps:
                 log.info("%sfirst batch trained", self._metrics.log_label)
-            lag = Lag.of(self._progress.policy_version, slot.versions())
-            trained_steps = slot.num_transitions - fresh.num_stale
-            # What came into a sampled table did come, whatever is trained on.
-            self._count_data(trained_steps if slot.refs is None else slot.env_steps, slot.episodes)
-            self._progress.count_step(trained_steps)
+            self._progress.count_step(num_fresh)
             self._metrics.steps.inc()
-            self._metrics.trained_steps.inc(trained_steps)
+            self._metrics.trained_steps.inc(slot.num_transitions - fresh.num_stale)
+            lag = Lag.of(agreed.policy_version, slot.versions())
             self._metrics.observe_lag(lag.counts)
             return outcome, lag
         finally:
             self._ring.release(slot)
 
-    def _count_data(self, env_steps: int, episodes: Sequence[Episode]) -> None:
-        self._progress.count_data(env_steps, episodes)
-        self._metrics.env_steps.inc(env_steps)
-        self._metrics.episodes.inc(len(episodes))
+    def _num_fresh(self, slot: BatchSlot, fresh: Fresh, agreed: Round) -> int:
+        """Steps that all learners have left to train on: they make a step together or none."""
+        if self._config.learner.max_policy_lag is None:
+            return agreed.num_transitions
+        own = np.array([slot.num_transitions - fresh.num_stale])
+        return int(np.sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
         saver.wait()
-        checkpoint = self._store.newest(wanted.before_step)
-        if checkpoint is None:
+        at = replace(self._resumed, progress=self._progress)
+        seed = policy_seed(self._config, self._metrics.policy)
+        progress = go_back(self._peers, self._store, at, wanted.before_step, seed)
+        if progress is None:
             raise GuardError(
                 f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
             )
-        now, self._progress = self._progress, checkpoint.progress
-        self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
-        self._trainer.load_state(checkpoint.tensors)
+        from_step, self._progress = self._progress.learner_steps, progress
         self._guards.begin()
         self._metrics.rollbacks.inc()
         log.warning(
             "%sguard %s: gone back from learner step %d to %d",
             self._metrics.log_label,
             wanted.guard,
-            now.learner_steps,
-            self._progress.learner_steps,
+            from_step,
+            progress.learner_steps,
         )
         self._publish()
         # The newest on the disk again, should this life end before the next one is due.
         self._save(saver)
 
     def _publish(self) -> None:
+        if self._peers.rank != 0:
+            if self._guards.may_roll_back:
+                # What the chief finds in them all must find: they go back together.
+                self._trainer.weights()
+            return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
@@ -209,7 +239,16 @@ class TrainingLoop:
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
-        saver.save(self._trainer.state(), self._progress.to_json(), is_last)
+        if self._peers.rank != 0:
+            return
+        try:
+            state = self._trainer.state()
+        except NonFiniteError as error:
+            if self._peers.size == 1:
+                raise
+            # The others do not know, and would wait for ever if this one went back.
+            raise GuardError(str(error)) from None
+        saver.save(state, self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress

@@ -10,7 +10,7 @@ import logging
 from services.learner.metrics import PolicyMetrics
 from services.learner.progress import Lag, Progress
 from services.learner.ring import BatchRing
-from services.learner.summaries import Summaries
+from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.metrics import Clock
 
@@ -24,7 +24,7 @@ LOG_EVERY_S = 10.0
 class Reporter:
     """Used by the training thread only."""
 
-    def __init__(self, metrics: PolicyMetrics, summaries: Summaries, ring: BatchRing, clock: Clock) -> None:
+    def __init__(self, metrics: PolicyMetrics, summaries: Curves, ring: BatchRing, clock: Clock) -> None:
         self._metrics = metrics
         self._summaries = summaries
         self._ring = ring

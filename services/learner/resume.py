@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from services.learner.parts import Parts
+from services.learner.peers import Peers
+from services.learner.precision import Precision
 from services.learner.progress import Progress
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
@@ -30,7 +32,9 @@ class Resumed:
     progress: Progress
 
 
-def build_or_resume(config: Config, parts: Parts, spec: EnvSpec, device: torch.device) -> Resumed:
+def build_or_resume(
+    config: Config, parts: Parts, spec: EnvSpec, device: torch.device, peers: Peers
+) -> Resumed:
     """One at a time in a process: torch's generator, which makes the first weights, is everybody's.
 
     Raises CheckpointError for checkpoints that are of something else, and UserError for a space that the
@@ -38,7 +42,18 @@ def build_or_resume(config: Config, parts: Parts, spec: EnvSpec, device: torch.d
     """
     torch.manual_seed(policy_seed(config, parts.place.name))
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec)).to(device)
-    trainer = Trainer(algorithm, config.algorithm.max_grad_norm)
+    settings = config.learner
+    trainer = Trainer(
+        algorithm,
+        config.algorithm.max_grad_norm,
+        settings.accumulate,
+        peers,
+        precision=Precision(settings.precision, device.type),
+        compile_loss=settings.compile,
+    )
+    if peers.rank != 0:
+        # The chief's state is on its way.
+        return Resumed(algorithm, trainer, Progress())
     path, label = parts.store.path, parts.metrics.log_label
     checkpoint = parts.store.newest()
     if checkpoint is None:

@@ -40,6 +40,10 @@ class BatchRing:
             self._free.put(slot)
 
     @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+    @property
     def num_ready(self) -> int:
         return self._ready.qsize()
 

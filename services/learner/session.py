@@ -13,42 +13,64 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from services.learner.batches import BatchLayout, make_slots
+from services.learner.group import gather_group
 from services.learner.loop import TrainingLoop
 from services.learner.parts import Parts
+from services.learner.peers import Alone, Peers
 from services.learner.prefetch import Prefetcher
 from services.learner.priorities import PriorityReturn
 from services.learner.result import RunResult, write_result
-from services.learner.resume import build_or_resume
+from services.learner.resume import Resumed, build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
-from services.learner.summaries import Summaries
+from services.learner.start import await_spec, begin_alike
+from services.learner.summaries import Curves, Several, Summaries
+from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
-from shoal.config.policies import replay_tables
+from shoal.config.policies import policy_seed, replay_tables
+from shoal.config.ranks import Ranks
 from shoal.config.tables import SequenceTable, TransitionTable
+from shoal.errors import ConfigError
 from shoal.policy.device import cpu_threads, pick_device
 from shoal.records import EnvSpec
 from shoal.wire import decode_sequence
 
 log = logging.getLogger(__name__)
 
-
-def device_of(config: Config) -> torch.device:
-    """Raises UserError for a GPU that is not there."""
-    return pick_device(config.learner.device, "learner.device")
+Found = TypeVar("Found")
 
 
-async def train(config: Config, policies: Sequence[Parts], stopping: asyncio.Event) -> None:
+def device_of(config: Config, ranks: Ranks) -> torch.device:
+    """Of several learners on a machine each has a GPU. Raises UserError for one that is not there."""
+    setting = "learner.device"
+    device = pick_device(config.learner.device, setting)
+    if ranks.size == 1 or device.type == "cpu":
+        return device
+    if ":" in config.learner.device:
+        raise ConfigError(
+            f"config key '{setting}': {config.learner.device} is one GPU, and each of {ranks.size} learners "
+            "needs its own: set it to cuda"
+        )
+    return pick_device(f"cuda:{ranks.local_rank}", setting)
+
+
+async def train(config: Config, policies: Sequence[Parts], ranks: Ranks, stopping: asyncio.Event) -> None:
     """Every policy, from when its spec has come until the first of them ends or fails, or `stopping`.
 
     The others then save and end too. The result of the run is that of the policy that ended it.
     """
+    device = device_of(config, ranks)
+    peers = await _unless(stopping, _peers(config, ranks, device))
+    if peers is None:
+        return
+    num_threads = cpu_threads(config.learner.threads, share=len(policies) * ranks.local_size)
     ending = asyncio.Event()
-    shared = _Shared(config, ending, asyncio.Lock(), cpu_threads(config.learner.threads, share=len(policies)))
+    shared = _Shared(config, ending, asyncio.Lock(), num_threads, device, ranks, peers)
     trainings = [asyncio.create_task(_train_policy(shared, parts)) for parts in policies]
     signal = asyncio.create_task(stopping.wait())
     try:
@@ -60,8 +82,14 @@ async def train(config: Config, policies: Sequence[Parts], stopping: asyncio.Eve
             task.cancel()
         await asyncio.gather(*trainings, signal, return_exceptions=True)
     result = _first_result(sorted(trainings, key=lambda training: training not in done))
-    if result is not None:
+    if result is not None and ranks.is_chief:
         await asyncio.to_thread(write_result, config.run.dir, result)
+
+
+async def _peers(config: Config, ranks: Ranks, device: torch.device) -> Peers:
+    if ranks.size == 1:
+        return Alone()
+    return await asyncio.to_thread(gather_group, ranks, device, config.learner.peer_timeout_s)
 
 
 def _first_result(trainings: Sequence[asyncio.Task[RunResult | None]]) -> RunResult | None:
@@ -83,13 +111,13 @@ class _Shared:
     # Held while a policy is built.
     building: asyncio.Lock
     num_threads: int
+    device: torch.device
+    ranks: Ranks
+    peers: Peers
 
 
 async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
     """None if the run ends before anybody has brought the policy's spec."""
-    spec = await _unless(shared.ending, parts.publisher.spec())
-    if spec is None:
-        return None
     config, place = shared.config, parts.place
     # Threads are set per thread: this is the one that computes.
     pool = ThreadPoolExecutor(
@@ -99,12 +127,27 @@ async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
         initargs=(shared.num_threads,),
     )
     with pool, _named(parts):
-        async with _summaries(parts) as summaries, _source(config, parts) as source:
+        spec = await _spec(shared, parts, pool)
+        if spec is None:
+            return None
+        async with _summaries(shared, parts) as summaries, _source(shared, parts) as source:
             training = await _prepare(shared, parts, spec, source, summaries, pool)
             result = await training.run(shared.ending)
-    if place.dir != config.run.dir:
+    if place.dir != config.run.dir and shared.ranks.is_chief:
         await asyncio.to_thread(write_result, place.dir, result)
     return result
+
+
+async def _spec(shared: _Shared, parts: Parts, pool: ThreadPoolExecutor) -> EnvSpec | None:
+    """None when told to end before there is one."""
+    if shared.peers.size == 1:
+        return await _unless(shared.ending, parts.publisher.spec())
+    loop = asyncio.get_running_loop()
+    coming = asyncio.run_coroutine_threadsafe(parts.publisher.spec(), loop)
+    try:
+        return await loop.run_in_executor(pool, await_spec, shared.peers, coming, shared.ending.is_set)
+    finally:
+        coming.cancel()
 
 
 async def _prepare(
@@ -112,22 +155,25 @@ async def _prepare(
     parts: Parts,
     spec: EnvSpec,
     source: Source,
-    summaries: Summaries,
+    summaries: Curves,
     pool: ThreadPoolExecutor,
 ) -> _Training:
     """The algorithm and its policy first: what that remembers is a part of every batch."""
     config, settings = shared.config, shared.config.learner
-    device = device_of(config)
+    device, peers = shared.device, shared.peers
+
+    def build() -> Resumed:
+        resumed = build_or_resume(config, parts, spec, device, peers)
+        return begin_alike(peers, resumed, policy_seed(config, parts.place.name))
+
     async with shared.building:
-        resumed = await asyncio.get_running_loop().run_in_executor(
-            pool, build_or_resume, config, parts, spec, device
-        )
+        resumed = await asyncio.get_running_loop().run_in_executor(pool, build)
     layout = BatchLayout(
         spec,
         resumed.algorithm.policy.state,
         resumed.algorithm.behaviour,
         item_length(config, parts.place.table),
-        settings.batch_envs,
+        shared.ranks.share(settings.batch_envs),
         transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
     # One is trained on while the others are filled or wait.
@@ -145,7 +191,7 @@ async def _prepare(
     priorities = None
     if source.has_priorities:
         priorities = PriorityReturn(source.send_priorities, asyncio.get_running_loop())
-    loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities)
+    loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities, peers=peers)
     return _Training(loop, prefetcher, pool)
 
 
@@ -187,9 +233,9 @@ def item_length(config: Config, table_name: str) -> int:
     return unrolls * config.actor.unroll_length
 
 
-async def _unless(ending: asyncio.Event, spec: Awaitable[EnvSpec]) -> EnvSpec | None:
-    """None when told to end before there is one."""
-    waiting = asyncio.ensure_future(spec)
+async def _unless(ending: asyncio.Event, awaited: Awaitable[Found]) -> Found | None:
+    """None when told to end before it is there."""
+    waiting = asyncio.ensure_future(awaited)
     told = asyncio.create_task(ending.wait())
     try:
         await asyncio.wait({waiting, told}, return_when=asyncio.FIRST_COMPLETED)
@@ -214,8 +260,8 @@ def _named(parts: Parts) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _source(config: Config, parts: Parts) -> AsyncIterator[Source]:
-    source = make_source(config, parts.place, parts.metrics)
+async def _source(shared: _Shared, parts: Parts) -> AsyncIterator[Source]:
+    source = make_source(shared.config, parts.place, shared.ranks, parts.metrics)
     source.start()
     try:
         yield source
@@ -224,8 +270,13 @@ async def _source(config: Config, parts: Parts) -> AsyncIterator[Source]:
 
 
 @contextlib.asynccontextmanager
-async def _summaries(parts: Parts) -> AsyncIterator[Summaries]:
-    summaries = Summaries(parts.place.dir / "tensorboard")
+async def _summaries(shared: _Shared, parts: Parts) -> AsyncIterator[Curves]:
+    """Of several learners the chief draws the curves of all."""
+    summaries: Curves = Several([])
+    if shared.ranks.is_chief:
+        summaries = Summaries(parts.place.dir / "tensorboard")
+        if shared.config.run.wandb:
+            summaries = Several([summaries, WandbCurves(shared.config, parts.place)])
     try:
         yield summaries
     finally:

@@ -19,6 +19,7 @@ from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
 from shoal.config.algorithms import ReplayedSection
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
+from shoal.config.ranks import Ranks
 from shoal.config.tables import SampledTable
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
@@ -43,8 +44,8 @@ class Source(Protocol):
     async def close(self) -> None: ...
 
 
-def make_source(config: Config, place: PolicyPlace, metrics: PolicyMetrics) -> Source:
-    """The source for the table that a policy is trained from."""
+def make_source(config: Config, place: PolicyPlace, ranks: Ranks, metrics: PolicyMetrics) -> Source:
+    """The source for the table that a policy is trained from; of several learners each has its own."""
     shards = AddressBook(config.addresses.replay, config.rpc)
     settings, table = config.learner, replay_tables(config)[place.table]
 
@@ -57,9 +58,9 @@ def make_source(config: Config, place: PolicyPlace, metrics: PolicyMetrics) -> S
         shards,
         connect,
         place.table,
-        settings.batch_envs,
+        ranks.share(settings.batch_envs),
         config.rpc,
-        np.random.default_rng(policy_seed(config, place.name)),
+        np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
         prefetch_batches=settings.prefetch_batches,
         beta=_importance_exponent(config, table),
     )

@@ -21,8 +21,7 @@ from shoal.records import FIRST, POLICY_VERSION
 class Fresh:
     """What is left of a batch."""
 
-    # None if nothing is.
-    batch: Batch | None
+    batch: Batch
     # Transitions that count for nothing.
     num_stale: int = 0
 
@@ -40,8 +39,6 @@ def leave_out_stale(slot: BatchSlot, newest_version: int, max_lag: int | None) -
     if not stale_B.any():
         return Fresh(batch)
     num_stale = int(np.count_nonzero(valid_TB[:, stale_B]))
-    if stale_B.all():
-        return Fresh(None, num_stale)
     keep_B = torch.ones_like(batch.weight_B)
     keep_B[filled] = torch.from_numpy(~stale_B).to(keep_B)
     return Fresh(replace(batch, weight_B=batch.weight_B * keep_B), num_stale)

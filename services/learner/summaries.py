@@ -1,4 +1,4 @@
-"""Learning curves for TensorBoard, in <run.dir>/tensorboard.
+"""Learning curves, and those for TensorBoard, in <run.dir>/tensorboard.
 
 Values come from the training thread; a thread of its own imports TensorBoard's messages when the first ones
 arrive (not at start-up) and writes. A full disk costs curves, never training.
@@ -11,13 +11,41 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import crc32c
 
 log = logging.getLogger(__name__)
+
+
+class Curves(Protocol):
+    """Where learning curves go. Nothing that happens there is the training's business."""
+
+    def add(self, env_steps: int, values: dict[str, float]) -> None:
+        """Returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Waits until all is written."""
+        ...
+
+
+class Several:
+    """The same curves in several places."""
+
+    def __init__(self, places: Sequence[Curves]) -> None:
+        self._places = places
+
+    def add(self, env_steps: int, values: dict[str, float]) -> None:
+        for place in self._places:
+            place.add(env_steps, values)
+
+    def close(self) -> None:
+        for place in self._places:
+            place.close()
 
 
 class Summaries:

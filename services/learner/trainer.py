@@ -7,17 +7,20 @@ Owns the algorithm's parameters and the optimiser's state. Training thread only;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.learner.compiling import CompiledLoss
+from services.learner.gradients import backward
 from services.learner.optimiser import Adam, FlatParameters
-from shoal.algorithms.algorithm import Algorithm, LossOutput
+from services.learner.peers import Alone, Peers, joined
+from services.learner.precision import Precision
+from shoal.algorithms.algorithm import Algorithm
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
@@ -26,7 +29,7 @@ from shoal.policy.weights import describe_differences
 _POLICY = "policy."
 _ALGORITHM = "algorithm/"
 _EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
-_NUM_STEPS, _TRAINED = "adam/num_steps/", "trained_batches"
+_NUM_STEPS, _LOSS_SCALE, _TRAINED = "adam/num_steps/", "loss_scale", "trained_batches"
 _RNG, _RNG_CUDA = "rng/cpu", "rng/cuda"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
@@ -47,10 +50,6 @@ class StepOutcome:
     priority_B: Tensor | None = None
 
 
-def _alone(moments: Tensor) -> Tensor:
-    return moments
-
-
 class Trainer:
     """Trains with an algorithm that is already on its device."""
 
@@ -59,12 +58,16 @@ class Trainer:
         algorithm: Algorithm[Any],
         max_grad_norm: float,
         accumulate: int = 1,
-        total: Callable[[Tensor], Tensor] = _alone,
+        peers: Peers | None = None,
+        precision: Precision | None = None,
+        compile_loss: bool = False,
     ) -> None:
-        """`accumulate`: parts whose gradients are added up before a step. `total`: the sum of a tensor over
-        all learners, for running statistics."""
-        self._total = total
+        """`accumulate`: parts whose gradients are added up before a step."""
+        self._precision = precision or Precision()
+        self._loss = CompiledLoss(algorithm) if compile_loss else algorithm.loss
         self._algorithm = algorithm
+        self._peers = peers or Alone()
+        algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
         self._flat = FlatParameters(algorithm, algorithm.group_of)
@@ -78,7 +81,7 @@ class Trainer:
         """
         outcomes = []
         self._observe_rewards(batch)
-        for part in self._algorithm.passes(self._algorithm.conditioned(batch)):
+        for part in self._passes(self._algorithm.conditioned(batch)):
             outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
                 self._algorithm.after_step()
@@ -86,52 +89,51 @@ class Trainer:
         self.num_steps += 1
         return outcomes[0] if len(outcomes) == 1 else _mean(outcomes)
 
+    def _passes(self, batch: Batch) -> Iterator[Batch]:
+        """Those of the algorithm, which may compute with the policy between them."""
+        passes = self._algorithm.passes(batch)
+        while True:
+            with self._precision.autocast():
+                part = next(passes, None)
+            if part is None:
+                return
+            yield part
+
     def _observe_rewards(self, batch: Batch) -> None:
         """Before the passes: the first rewards of all may be of any size."""
         rewards = self._algorithm.rewards
         moments = rewards.moments(batch)
         if moments is not None:
-            rewards.observe(self._total(moments))
+            rewards.observe(self._peers.sum(moments))
 
     def _observe_observations(self, batch: Batch) -> None:
         """After the passes: a policy is trained as it acted. Else no step would be quite on-policy."""
         normaliser = self._algorithm.policy.normaliser
         if normaliser is not None:
-            normaliser.observe(self._total(normaliser.moments(batch.observation)))
+            normaliser.observe(self._peers.sum(normaliser.moments(batch.observation)))
 
     def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
         """One step of the optimiser."""
         gradient = self._flat.grad
-        gradient.zero_()
-        output = self._backward(batch)
-        groups = output.groups or tuple(self._flat.groups)
-        norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
-        # The one place where a step waits for the device.
-        loss, *grad_norms = torch.stack([output.loss.detach(), *norms]).tolist()
-        grad_norm = math.hypot(*grad_norms)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise NonFiniteError(self._diagnose(loss, grad_norm, output.metrics))
+        while True:
+            output = backward(self._loss, batch, gradient, self._precision, self._accumulate)
+            output = joined(self._peers, gradient, output)
+            groups = output.groups or tuple(self._flat.groups)
+            norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
+            # The one place where a step waits for the device.
+            loss, *grad_norms = torch.stack([output.loss.detach(), *norms]).tolist()
+            grad_norm = math.hypot(*grad_norms)
+            if math.isfinite(loss) and math.isfinite(grad_norm):
+                break
+            if not (math.isfinite(loss) and self._precision.back_off()):
+                raise NonFiniteError(self._diagnose(loss, grad_norm, output.metrics))
+        self._precision.count_step()
         for group, norm in zip(groups, grad_norms, strict=True):
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
         self._optimiser.step(groups, learning_rate_factor)
         learning_rate = self._algorithm.learning_rate(groups[0]) * learning_rate_factor
         return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
-
-    def _backward(self, batch: Batch) -> LossOutput:
-        """The loss of a batch; its gradient lands in the vector."""
-        if self._accumulate == 1:
-            output = self._algorithm.loss(batch)
-            torch.autograd.backward(output.loss)
-            return output
-        outputs = []
-        for part in _parts(batch, self._accumulate):
-            output = self._algorithm.loss(part)
-            torch.autograd.backward(output.loss * output.weight)
-            outputs.append(output)
-        whole = _joined(outputs)
-        self._flat.grad.div_(whole.weight)
-        return whole
 
     def weights(self) -> Arrays:
         """A copy of the policy's weights by name, to publish. Raises NonFiniteError."""
@@ -150,6 +152,7 @@ class Trainer:
             | _prefixed(_EXP_AVG, self._flat.arrays(self._optimiser.exp_avg))
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
             | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
+            | {_LOSS_SCALE: np.array([self._precision.loss_scale, self._precision.num_steps])}
             | {_TRAINED: np.array(self.num_steps), _RNG: torch.get_rng_state().numpy()}
             | self._cuda_rng()
         )
@@ -168,6 +171,8 @@ class Trainer:
         _load(_EXP_AVG_SQ, self._flat.views(self._optimiser.exp_avg_sq), state)
         for group in self._optimiser.num_steps:
             self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
+        loss_scale, num_steps = state[_LOSS_SCALE].tolist()
+        self._precision.load(loss_scale, int(num_steps))
         self.num_steps = int(state[_TRAINED])
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
         if _RNG_CUDA in state and self._flat.data.is_cuda:
@@ -210,31 +215,6 @@ class Trainer:
             f"NaN or infinity at learner step {self.num_steps + 1}: loss {loss:.4g} ({parts}), "
             f"gradient norm {grad_norm:.4g}{origin}. The step was not taken. {_ADVICE}"
         )
-
-
-def _parts(batch: Batch, number: int) -> Iterator[Batch]:
-    """As equal as they can be; fewer if there are fewer environments."""
-    bounds = np.linspace(0, batch.num_items, min(number, batch.num_items) + 1).astype(int).tolist()
-    for start, end in pairwise(bounds):
-        yield batch.take(slice(start, end))
-
-
-def _joined(outputs: Sequence[LossOutput]) -> LossOutput:
-    """The output of the whole batch, from those of its parts; detached."""
-    weights = torch.stack([output.weight for output in outputs])
-    whole = weights.sum()
-
-    def mean(values: list[Tensor]) -> Tensor:
-        return (torch.stack(values) * weights).sum() / whole
-
-    priorities = [output.priority_B for output in outputs if output.priority_B is not None]
-    return LossOutput(
-        loss=mean([output.loss.detach() for output in outputs]),
-        metrics={name: mean([output.metrics[name] for output in outputs]) for name in outputs[0].metrics},
-        weight=whole,
-        priority_B=torch.cat(priorities) if priorities else None,
-        groups=outputs[0].groups,
-    )
 
 
 def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:

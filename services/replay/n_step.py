@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.errors import InvalidArgumentError
+from shoal.n_step import n_step
 from shoal.records import (
     ACTION_MASK,
     DISCOUNT,
@@ -30,38 +31,16 @@ def build_transitions(
 ) -> tuple[Columns, np.ndarray | None]:
     """A row per step that carries a transition, ordered by step, then environment; and the rows' priorities.
 
-    Row (t, e) sums up the rewards of at most `n` steps from t on, the i-th times discount^i. It ends early
-    with the episode, or with the unroll, and leads to the observation after its last step: after a
-    truncation that is the true final one. Its `discount` is what the value there is worth: discount^steps, 0
-    if terminated.
+    Row (t, e) is the n-step return of that step, and the observation that it leads to.
 
     `priorities` has one entry per step and environment, [T, E] or flat.
     """
     columns = trajectory.columns
     _check_columns(columns)
     num_steps, num_envs = trajectory.unroll_length, trajectory.num_envs
-    is_transition = ~columns[FIRST][1:]
-    terminated = columns[TERMINATED][:-1].astype(np.bool_)
-    # A step after which nothing more can be added: the next one is of another episode.
-    is_last = terminated | columns[TRUNCATED][:-1].astype(np.bool_)
-    # Where the data say so without an end before it, too: no row ever reaches into another episode.
-    is_last[:-1] |= ~is_transition[1:]
-
-    reward = columns[REWARD][:-1].astype(np.float64)
-    returns = np.zeros((num_steps, num_envs))
-    steps = np.zeros((num_steps, num_envs), np.int32)
-    is_open = np.ones((num_steps, num_envs), np.bool_)
-    for i in range(min(n, num_steps)):
-        # Rows t whose step t + i is in the unroll.
-        still = is_open[: num_steps - i]
-        returns[: num_steps - i] += np.where(still, discount**i * reward[i:], 0.0)
-        steps[: num_steps - i] += still
-        still &= ~is_last[i:]
-
-    t, env = np.nonzero(is_transition)
-    steps_of_row = steps[t, env]
-    end = t + steps_of_row
-    worth = np.where(terminated[end - 1, env], 0.0, float(discount) ** steps_of_row)
+    returns, steps, worth, row = n_step(columns, columns[REWARD][:-1].astype(np.float64), n, discount)
+    t, env = np.nonzero(~columns[FIRST][1:])
+    end = row[t, env]
     # Whether an end is the row's own or that of a later step in it is said by `discount` alone.
     rows = {
         name: array[t, env] for name, array in columns.items() if name not in (FIRST, TERMINATED, TRUNCATED)
@@ -70,8 +49,8 @@ def build_transitions(
     # Integers do not hold a discounted sum. Large but finite rewards stay finite.
     dtype = np.result_type(columns[REWARD].dtype, np.float32)
     rows[REWARD] = returns[t, env].clip(np.finfo(dtype).min, np.finfo(dtype).max).astype(dtype)
-    rows[DISCOUNT] = worth.astype(np.float32)
-    rows[NUM_STEPS] = steps_of_row
+    rows[DISCOUNT] = worth[t, env].astype(np.float32)
+    rows[NUM_STEPS] = steps[t, env]
     if priorities is None:
         return rows, None
     if priorities.size != num_steps * num_envs:

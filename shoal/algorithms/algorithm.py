@@ -11,7 +11,7 @@ Legend: T transitions, S = T + 1 rows, B environments.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -69,6 +69,9 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
         self.policy = policy
         self.rewards = RewardConditioner(config)
         self._learning_rate = config.learning_rate
+        # For what is of the whole batch and not of one learner's part of it: statistics, when to end the
+        # passes. All learners call it in the same order; in place.
+        self.sum_over_learners: Callable[[Tensor], Tensor] = lambda sums: sums
 
     def group_of(self, parameter: str) -> str:
         """The group of a parameter, by its name here. Each has its own gradient norm and Adam."""

@@ -1,8 +1,8 @@
 """n-step returns of unrolls, and of transitions that a table has summed up already. Pure, any device.
 
-The same as `services.replay.n_step` makes on insert. An n-step return ends early with the episode or the
-unroll. The row it bootstraps from is the one after its last step: after a truncation the true last
-observation of the episode, after a termination one whose value is worth nothing.
+The same as `shoal.n_step` in NumPy, which transition tables make on insert. An n-step return ends early with
+the episode or the unroll. The row it bootstraps from is the one after its last step: after a truncation the
+true last observation of the episode, after a termination one whose value is worth nothing.
 
 Legend: T transitions, S = T + 1 rows, B environments.
 """

@@ -9,7 +9,7 @@ import copy
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
@@ -26,14 +26,15 @@ class Target(nn.Module, Generic[ModuleT]):
     @torch.no_grad()
     def copy_from(self, source: ModuleT) -> None:
         """The same as `source` from now on."""
-        torch._foreach_copy_(_floats(self.module), _floats(source))
+        torch._foreach_copy_(list(self.module.parameters()), list(source.parameters()))
+        self._copy_statistics(source)
 
     @torch.no_grad()
     def follow(self, source: ModuleT, rate: float) -> None:
-        """`rate` (tau) of the way to `source`."""
-        torch._foreach_lerp_(_floats(self.module), _floats(source), rate)
+        """`rate` (tau) of the way to `source`. What was measured is measured for both: it is copied."""
+        torch._foreach_lerp_(list(self.module.parameters()), list(source.parameters()), rate)
+        self._copy_statistics(source)
 
-
-def _floats(module: nn.Module) -> list[Tensor]:
-    """Everything that is learned or measured, buffers such as running statistics too."""
-    return [tensor for tensor in module.state_dict().values() if tensor.is_floating_point()]
+    def _copy_statistics(self, source: ModuleT) -> None:
+        for ours, theirs in zip(self.module.buffers(), source.buffers(), strict=True):
+            ours.copy_(theirs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.q_learning import priority
 
 
 class Counted(NamedTuple):
@@ -53,14 +54,12 @@ def critic_loss(q_TB: tuple[Tensor, Tensor], target_TB: Tensor, batch: Batch, st
     loss = 0.5 * steps.mean(one_TB.square() + two_TB.square())
     with torch.no_grad():
         error_TB = 0.5 * (one_TB.abs() + two_TB.abs())
-        valid_TB = batch.valid_TB
-        priority_B = (error_TB * valid_TB).sum(0) / valid_TB.sum(0).clamp(min=1.0)
         metrics = {
             "critic_loss": loss.detach(),
             "q_mean": steps.average(0.5 * (q_TB[0] + q_TB[1])),
             "td_error": steps.average(error_TB),
         }
-    return CriticLoss(loss, priority_B, metrics)
+    return CriticLoss(loss, priority(error_TB, batch.valid_TB, max_share=0.0), metrics)
 
 
 @contextmanager

@@ -7,13 +7,16 @@ and the `listen.grpc` and `listen.health` of a config file do not count here; `l
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import shoal
 from shoal.config import Config
+from shoal.config.connections import ListenSection
+from shoal.config.ranks import RANK_VARIABLES, Ranks, listen_of
 
 # Slow starters first: learner and inference import torch while the others come up.
 START_ORDER = ("learner", "inference", "replay", "actor", "evaluator")
@@ -35,6 +38,8 @@ class ProcessSpec:
     index: int
     announce: Path
     overrides: tuple[str, ...]
+    # Of several learners: they live and die together.
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def name(self) -> str:
@@ -56,7 +61,7 @@ def plan_processes(config: Config, sockets: Path) -> tuple[ProcessSpec, ...]:
     """Every process of a run, in the order to start them."""
     launch = config.launch
     counts = {
-        "learner": 1,
+        "learner": launch.learners,
         "inference": launch.inference,
         "replay": launch.replay_shards,
         "actor": launch.actors,
@@ -68,10 +73,26 @@ def plan_processes(config: Config, sockets: Path) -> tuple[ProcessSpec, ...]:
         "addresses.replay": [replay_address(sockets, i) for i in range(launch.replay_shards)],
     }
     drain_s = {role: min(config.rpc.drain_s, limit_s) for role, limit_s in MAX_DRAIN_S.items()}
-    return tuple(
+    processes = [
         _process(role, index, sockets, {"rpc.drain_s": drain_s[role]}, addresses)
         for role in START_ORDER
         for index in range(counts[role])
+        if role != "learner" or index == 0
+    ]
+    return (*_learners(processes[0], launch.learners), *processes[1:])
+
+
+def _learners(chief: ProcessSpec, number: int) -> tuple[ProcessSpec, ...]:
+    """All are told the same, as by torchrun; each makes its own of it, by its rank."""
+    return tuple(
+        replace(
+            chief,
+            index=rank,
+            announce=listen_of(ListenSection(announce=chief.announce), ranks).announce or chief.announce,
+            ranks=ranks,
+        )
+        for rank in range(number)
+        for ranks in (Ranks(rank, number, rank, number),)
     )
 
 
@@ -104,7 +125,14 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment of every service. The token travels here: command lines are public."""
     # The config file already holds what SHOAL__ variables said, with the command line's flags over them.
-    environment = {key: value for key, value in environ.items() if not key.startswith("SHOAL__")}
+    environment = {
+        key: value
+        for key, value in environ.items()
+        if not key.startswith(("SHOAL__", "TORCHELASTIC_")) and key not in RANK_VARIABLES
+    }
+    if config.launch.learners > 1:
+        # They are on this machine: whatever its name resolves to.
+        environment.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     if config.security.token_file is None:
         given = config.security.token
         environment[TOKEN_VARIABLE] = given.get_secret_value() if given else token
@@ -117,6 +145,10 @@ def child_environment(
     # Worker processes of environments leave files there if they are killed; this directory is removed.
     environment["TMPDIR"] = str(sockets)
     return environment
+
+
+def _loopback() -> str:
+    return next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
 
 
 def replay_address(sockets: Path, index: int) -> str:

@@ -1,7 +1,8 @@
 """Runs the processes of a local run: starts them, restarts the crashed, and stops all in order.
 
-Called by `shoal train`. One asyncio loop on the main thread; a task per process. `Supervisor.run` returns
-only when every process is gone; if the program itself is killed, the guard sees to that.
+Called by `shoal train`. One asyncio loop on the main thread; a task per unit of processes: a single one, or
+all learners that train together. `Supervisor.run` returns only when every process is gone; if the program
+itself is killed, the guard sees to that.
 
 Order of a stop: actors first, so that nothing new is collected; then the learner, which writes its
 checkpoint; then inference and replay. A stage that misses its deadline is killed: 12 s at most in all.
@@ -10,7 +11,6 @@ checkpoint; then inference and replay. A stage that misses its deadline is kille
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from shoal.cli.child import Child, State, describe_exit
+from shoal.cli.child import Child, describe_exit
 from shoal.cli.guard import Guard
 from shoal.cli.plan import ProcessSpec
 from shoal.cli.restarts import GiveUp, RestartPolicy
 from shoal.cli.run_dir import RunDir
+from shoal.cli.unit import Unit, units_of
 
 # Exit code with which a service reports the user's mistake (see shoal.rpc.process).
 USER_ERROR_CODE = 2
@@ -81,7 +82,13 @@ class Supervisor:
         self._run_dir = run_dir
         self._environment = environment
         self._guard = guard
-        self._policies = {child.name: RestartPolicy(max_restarts, time.monotonic) for child in self.children}
+        self._units = units_of(self.children)
+        self._policies = {
+            child.name: policy
+            for unit in self._units
+            for policy in (RestartPolicy(max_restarts, time.monotonic),)
+            for child in unit.children
+        }
         self._on_event = on_event
         self._on_over = on_over
         self._over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
@@ -96,7 +103,7 @@ class Supervisor:
         if time_limit_s is not None:
             text = f"time limit of {time_limit_s / 60:g} min reached"
             loop.call_later(time_limit_s, self._end, Outcome(End.TIME_LIMIT, 0, text))
-        tasks = [asyncio.create_task(self._keep_running(child)) for child in self.children]
+        tasks = [asyncio.create_task(self._keep_running(unit)) for unit in self._units]
         order = STOP_ORDER
         try:
             outcome = await self._over
@@ -128,34 +135,26 @@ class Supervisor:
         if not self._guard.alive:
             self._end(Outcome(End.GAVE_UP, 1, "the process that guards the run was killed from outside"))
 
-    async def _keep_running(self, child: Child) -> None:
-        """One process over all its lives."""
+    async def _keep_running(self, unit: Unit) -> None:
+        """One unit over all its lives."""
         try:
-            while not child.stopping.is_set():
-                await child.start(child.spec.command(self._config_file), self._environment, self._guard.group)
-                if child.stopping.is_set():
-                    child.stop()
-                code = await child.ended()
-                if child.stopping.is_set():
-                    self._on_stopped(child, code)
+            while not unit.is_stopping:
+                await unit.start(self._config_file, self._environment, self._guard.group)
+                end = await unit.ended(self._on_stopped)
+                if end is None:
                     break
-                delay_s = self._on_exit(child, code)
+                delay_s = self._on_exit(*end, unit)
                 if delay_s is None:
                     break
-                child.state = State.WAITING
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(child.stopping.wait(), delay_s)
-                if not child.stopping.is_set():
-                    child.num_restarts += 1
+                await unit.pause(delay_s)
         except OSError as error:
-            self._end(Outcome(End.GAVE_UP, 1, f"cannot start {child.name}: {error}"))
+            self._end(Outcome(End.GAVE_UP, 1, f"cannot start {unit.name}: {error}"))
         except Exception as error:
             self.fail(error)
         finally:
-            child.state = State.STOPPED
-            child.gone.set()
+            unit.gone()
 
-    def _on_exit(self, child: Child, code: int) -> float | None:
+    def _on_exit(self, child: Child, code: int, unit: Unit) -> float | None:
         """What a process's own end means: a pause before its restart, or None if the run is over."""
         if self._over.done():
             return None
@@ -172,7 +171,10 @@ class Supervisor:
             last = f"the last time it {describe_exit(code)}{hint}"
             self._end(Outcome(End.GAVE_UP, 1, f"{child.name} {decision.reason}; {last}; see {child.log}"))
             return None
-        self._on_event(f"{child.name} {describe_exit(code)}{hint}; restarting in {decision.delay_s:g} s")
+        what = f" all {len(unit.children)} {child.spec.role}s" if len(unit.children) > 1 else ""
+        self._on_event(
+            f"{child.name} {describe_exit(code)}{hint}; restarting{what} in {decision.delay_s:g} s"
+        )
         return decision.delay_s
 
     def _is_finished(self) -> bool:

@@ -38,6 +38,7 @@ def train(
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor.")] = None,
     evaluators: Annotated[int | None, typer.Option(help="Evaluators: greedy, nothing stored.")] = None,
     inference: Annotated[int | None, typer.Option(help="Inference replicas.")] = None,
+    learners: Annotated[int | None, typer.Option(help="Learners, which train together.")] = None,
     replay_shards: Annotated[int | None, typer.Option(help="Replay shards.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds environments, weights and actions.")] = None,
     until_return: Annotated[float | None, typer.Option(help="Stop at this mean of 100 episodes.")] = None,
@@ -52,6 +53,9 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any config value; repeatable.")
     ] = None,
+    wandb: Annotated[
+        bool, typer.Option("--wandb", help="Also send learning curves to Weights & Biases.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
 ) -> None:
     """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
@@ -65,12 +69,14 @@ def train(
         "actor.envs": envs_per_actor,
         "launch.evaluators": evaluators,
         "launch.inference": inference,
+        "launch.learners": learners,
         "launch.replay_shards": replay_shards,
         "run.seed": seed,
         "stop.until_return": until_return,
         "stop.steps": steps,
         "stop.minutes": minutes,
         "run.dir": run_dir,
+        "run.wandb": wandb or None,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     config = effective_config(target, [*given, *(set_ or [])])
@@ -79,6 +85,8 @@ def train(
     _check_run_dir(config, resume)
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")
+    if config.run.wandb:
+        require("run.wandb", ("wandb",), "wandb")
     raise typer.Exit(run_session(config, plain=plain))
 
 

@@ -26,6 +26,7 @@ WAITS = {
     "shoal_replay_insert_wait_seconds_total": "insert_wait",
     "shoal_replay_sample_wait_seconds_total": "sample_wait",
 }
+CHIEF = "learner-0"
 LEARNER_PHASES, LEARNER_WAIT = "shoal_learner_phase_seconds_total", "wait"
 
 
@@ -54,11 +55,13 @@ class _Growth:
         count = self.of(role, denominator)
         return self.of(role, numerator) / count if count > 0 else None
 
-    def share_waited(self, policies: Collection[str], elapsed_s: float | None) -> float | None:
+    def share_waited(
+        self, policies: Collection[str], num_learners: int, elapsed_s: float | None
+    ) -> float | None:
         """Of the time of their trainings, in the mean."""
         if not policies or not elapsed_s:
             return None
-        shares = [min(1.0, self.waits.get(policy, 0.0) / elapsed_s) for policy in policies]
+        shares = [min(1.0, self.waits.get(policy, 0.0) / num_learners / elapsed_s) for policy in policies]
         return sum(shares) / len(shares)
 
 
@@ -107,7 +110,7 @@ class Vitals:
             env_steps_per_s=_rate(growth.of("actor", "shoal_actor_env_steps_total"), elapsed_s),
             trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_trained_steps_total"), elapsed_s),
             samples_per_step=gauges.samples_per_step(),
-            learner_waiting=growth.share_waited(gauges.learning(), elapsed_s),
+            learner_waiting=growth.share_waited(gauges.learning(), gauges.count("learner"), elapsed_s),
             inference_batch=growth.mean(
                 "inference", "shoal_inference_rows_total", "shoal_inference_batches_total"
             ),
@@ -177,9 +180,12 @@ class _Gauges:
         return sum(value for value in values if value is not None) if values else None
 
     def by_policy(self, name: str) -> dict[str, float]:
-        """Of the learner, of which there is one."""
-        found = [by_policy(r.metrics, name) for r in self._readings if r.role == "learner"]
+        """Of the learner; of several the first speaks for all."""
+        found = [by_policy(r.metrics, name) for r in self._readings if r.process == CHIEF]
         return found[0] if found else {}
+
+    def count(self, role: str) -> int:
+        return sum(reading.role == role for reading in self._readings)
 
     def learning(self) -> list[str]:
         """Policies that are trained. Before its first batch one waits for the run to start, not for data."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, model_validator
 
 from shoal.config.connections import ListenSection
 from shoal.config.guards import GuardsSection
@@ -21,13 +23,29 @@ class LearnerSection(Section):
         "train", min_length=1, description="Replay table that actors fill and the learner samples."
     )
     batch_envs: int = Field(
-        64, ge=1, le=1 << 20, description="B, unrolls of one env each per batch: B x unroll_length steps."
+        64,
+        ge=1,
+        le=1 << 20,
+        description="B, unrolls of one env each per batch of all learners: B x unroll_length steps.",
     )
     prefetch_batches: int = Field(2, ge=1, le=64, description="Batches decoded ahead of training.")
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
     decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
     threads: int = Field(
         0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
+    )
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Of losses (autocast); weights, gradients and Adam stay in float32."
+    )
+    compile: bool = Field(
+        False, description="Compile the loss with torch.compile at the first batch; without a compiler, not."
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=1 << 20,
+        description="Parts of a batch that are computed one after another, to save memory; an optimiser step "
+        "is still that of the whole batch.",
     )
     publish_every: int = Field(
         1, ge=1, le=1_000_000, description="Learner steps between two weight versions."
@@ -44,9 +62,25 @@ class LearnerSection(Section):
         "unrolls count for nothing. None: no limit.",
     )
     guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
+    peer_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        le=86_400,
+        description="Of several learners: one that the others wait for longer is lost (s). More than a step "
+        "takes on the slowest of them.",
+    )
     listen: ListenSection = Field(
         ListenSection(grpc="127.0.0.1:50071"), description="Where the learner listens."
     )
+
+    @model_validator(mode="after")
+    def _parts_of_a_batch(self) -> LearnerSection:
+        if self.accumulate > self.batch_envs:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) is above batch_envs ({self.batch_envs}): a batch is split "
+                "by environments"
+            )
+        return self
 
 
 class StopSection(Section):

@@ -5,8 +5,9 @@ A replay on its own holds any table, and takes no part in this.
 
 from __future__ import annotations
 
-from shoal.config.algorithms import ClippedSection, ReplayedSection, is_synchronous
+from shoal.config.algorithms import ClippedSection, R2d2Config, ReplayedSection, is_synchronous
 from shoal.config.policies import replay_tables
+from shoal.config.ranks import check_shareable
 from shoal.config.tables import AnyTable, SampledTable, SequenceTable, TransitionTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -42,6 +43,7 @@ def check_trainable(config: Config) -> None:
             f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
             "is not set: set it, or the schedule to constant"
         )
+    check_shareable(config, config.launch.learners)
     replay_tables(config)
     _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
@@ -106,6 +108,9 @@ def _check_table(path: str, table: AnyTable, config: Config) -> None:
     if isinstance(table, TransitionTable) and isinstance(algorithm, ReplayedSection):
         _check_same(path, "n_step", table.n_step, algorithm.n_step)
         _check_same(path, "discount", table.discount, algorithm.discount)
+        _check_rewards_add_up(path, algorithm)
+    if isinstance(table, SequenceTable) and isinstance(algorithm, R2d2Config):
+        _check_burn_in(algorithm.burn_in, table.unrolls * config.actor.unroll_length)
 
 
 def _check_begins(path: str, table: SampledTable, config: Config) -> None:
@@ -131,4 +136,22 @@ def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> No
         raise ConfigError(
             f"config key '{path}.{key}': {of_table} differs from algorithm.{key} ({of_algorithm}): "
             "set both to the same"
+        )
+
+
+def _check_rewards_add_up(path: str, algorithm: ReplayedSection) -> None:
+    """The learner sees sums of rewards only: it can scale them, but not bend each."""
+    bent = "reward_symlog" if algorithm.reward_symlog else "reward_clip" if algorithm.reward_clip else None
+    if bent is not None and algorithm.n_step > 1:
+        raise ConfigError(
+            f"config key 'algorithm.{bent}': the table sums up the rewards of {algorithm.n_step} steps, and "
+            f"the learner sees the sums: set {path}.kind to sequence, or n_step to 1 in both"
+        )
+
+
+def _check_burn_in(burn_in: int, num_steps: int) -> None:
+    if burn_in >= num_steps:
+        raise ConfigError(
+            f"config key 'algorithm.burn_in': {burn_in} leaves nothing of sequences of {num_steps} steps "
+            "(unrolls of the table x actor.unroll_length): lower it, or make them longer"
         )

@@ -33,6 +33,8 @@ class RunSection(Section):
     seed: int = Field(
         1, ge=0, le=(1 << 32) - 1, description="Seeds environments, the initial weights and action sampling."
     )
+    wandb: bool = Field(False, description="Also send learning curves to Weights & Biases (`wandb`).")
+    wandb_project: str = Field("shoal", min_length=1, description="Name of the project there.")
 
 
 class WrapperSection(Section):
@@ -223,6 +225,7 @@ class LaunchSection(Section):
     actors: int = Field(1, ge=1, le=1024, description="Actor processes.")
     evaluators: int = Field(0, ge=0, le=64, description="Evaluator processes.")
     inference: int = Field(1, ge=1, le=64, description="Inference replicas.")
+    learners: int = Field(1, ge=1, le=64, description="Learner processes, which train one policy together.")
     replay_shards: int = Field(1, ge=1, le=256, description="Replay shards.")
     max_restarts: int = Field(
         20, ge=0, le=100_000, description="Crashes of one process in ten minutes before the run is given up."

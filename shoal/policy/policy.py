@@ -85,7 +85,8 @@ class Policy(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """What is remembered after all rows [S, B, ...] of an unroll; `state` is the one before row 0."""
         seen = self.frames.unroll(observation, first_SB, state)
-        return {**self.trunk.state_after(seen, first_SB, state), **self.frames.state_after(seen)}
+        memory = self.trunk.state_after(self._normalised(seen), first_SB, state)
+        return {**memory, **self.frames.state_after(seen)}
 
     @abstractmethod
     def check_exploration(self, epsilon: bool, noise: bool) -> None:

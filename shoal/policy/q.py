@@ -16,11 +16,7 @@ from shoal.policy.exploration import Choice, in_rows, random_rows, refuse_noise
 from shoal.policy.masks import allowed_actions, hide
 from shoal.policy.mlp import hidden_layers, linear
 from shoal.policy.policy import Acted, Best, Policy
-from shoal.records import ACTION, ACTION_MASK, ArraySpec, DiscreteAction, EnvSpec
-
-# Outputs: the value of the action taken, and that of the best one allowed.
-Q_VALUE = "q_value"
-Q_MAX = "q_max"
+from shoal.records import ACTION, ACTION_MASK, Q_MAX, Q_VALUE, ArraySpec, DiscreteAction, EnvSpec
 
 _HEAD_GAIN = 1.0
 _MAX_STREAM_UNITS = 512

@@ -21,6 +21,7 @@ from shoal.cli.guard import Guard
 from shoal.cli.plan import ProcessSpec
 from shoal.cli.run_dir import RunDir
 from shoal.cli.supervisor import End, Outcome, Supervisor
+from shoal.config.ranks import Ranks, ranks_of
 
 PATIENCE_S = 60.0
 START = "import json, os, pathlib, signal, subprocess, sys, time\n"
@@ -43,13 +44,28 @@ class Script(ProcessSpec):
 class Scene:
     """A supervisor with scripts, its events, and what a test does meanwhile."""
 
-    def __init__(self, directory: Path, **scripts: str) -> None:
+    def __init__(self, directory: Path, **scripts: str | list[str]) -> None:
+        """By role; a list is of learners that train together."""
         self.run_dir = RunDir(directory / "run")
         self.run_dir.create()
         self.sockets = directory / "sockets"
         self.sockets.mkdir()
         self.events: list[str] = []
-        self._scripts = scripts
+        self._specs = [spec for role, code in scripts.items() for spec in self._specs_of(role, code)]
+
+    def _specs_of(self, role: str, code: str | list[str]) -> list[Script]:
+        codes = [code] if isinstance(code, str) else code
+        return [
+            Script(
+                role,
+                rank,
+                self.sockets / f"{role}-{rank}.json",
+                (),
+                ranks=Ranks(rank, len(codes), rank, len(codes)),
+                code=one,
+            )
+            for rank, one in enumerate(codes)
+        ]
 
     def play(
         self,
@@ -73,11 +89,8 @@ class Scene:
         max_restarts: int,
         time_limit_s: float | None,
     ) -> Outcome:
-        specs = [
-            Script(role, 0, self.sockets / f"{role}.json", (), code) for role, code in self._scripts.items()
-        ]
         supervisor = Supervisor(
-            specs,
+            self._specs,
             config_file=self.run_dir.config,
             run_dir=self.run_dir,
             environment=os.environ,
@@ -184,6 +197,49 @@ def test_a_learner_that_somebody_else_stopped_is_started_again(tmp_path: Path) -
 
     assert scene.play(act).exit_code == 130
     assert scene.events == ["learner-0 ended with code 0; restarting in 0.2 s"]
+
+
+def test_learners_live_and_die_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is killed; the other, which is frozen, has to be."""
+    monkeypatch.setattr("shoal.cli.unit.GRACE_S", 0.2)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    note = f"pathlib.Path({str(notes)!r}, str(os.getpid())).write_text(json.dumps(dict(os.environ)))\n"
+    scene = Scene(tmp_path, learner=[note + STAND_BY] * 2, actor=STAND_BY)
+
+    async def act(supervisor: Supervisor) -> None:
+        await until(lambda: up(supervisor))
+        first, second, actor = supervisor.children
+        before = [child.pid for child in supervisor.children]
+        first.send(signal.SIGSTOP)
+        second.send(signal.SIGKILL)
+        await until(lambda: first.num_restarts == second.num_restarts == 1 and up(supervisor))
+        assert not {first.pid, second.pid} & set(before)
+        assert actor.pid == before[2]
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert scene.play(act).exit_code == 143
+    assert scene.events == ["learner-1 was killed by SIGKILL; restarting all 2 learners in 0.2 s"]
+    lives = [json.loads(path.read_text()) for path in notes.iterdir()]
+    assert sorted(ranks_of(life).rank for life in lives) == [0, 0, 1, 1]
+    assert {life["MASTER_ADDR"] for life in lives} == {"127.0.0.1"}
+    assert len({life["MASTER_PORT"] for life in lives}) == 2, "a port for each life of all"
+
+
+def test_the_learner_that_knows_the_reason_is_heard(tmp_path: Path) -> None:
+    """The others end at once because it has gone; their ends say nothing."""
+    knows = "time.sleep(0.3)\nsys.stderr.write('error: no such table\\n')\nsys.exit(2)"
+    outcome = Scene(tmp_path, learner=[ANNOUNCE + "sys.exit(1)", ANNOUNCE + knows]).play()
+    assert outcome == Outcome(End.USER_ERROR, 2, "no such table")
+
+
+def test_learners_that_finish_one_after_the_other_end_the_run(tmp_path: Path) -> None:
+    """The first still writes its checkpoint."""
+    late = ANNOUNCE + "time.sleep(0.5)\n" + result(RunDir(tmp_path / "run"), "steps")
+    scene = Scene(tmp_path, learner=[late, ANNOUNCE], actor=STAND_BY)
+    outcome = scene.play()
+    assert (outcome.end, outcome.exit_code) == (End.FINISHED, 0)
+    assert scene.events == []
 
 
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.step_count import StepCount
 from shoal.algorithms.target import Target
 from shoal.algorithms.td3.loss import td3_loss
 from shoal.config.algorithms import Td3Config
@@ -16,8 +14,6 @@ from shoal.policy.network import DeterministicPolicy, Policy
 class Td3(Algorithm[DeterministicPolicy]):
     """Policy and targets move at every `policy_delay`-th step of the critics."""
 
-    num_steps: Tensor
-
     def __init__(self, config: Td3Config, policy: Policy) -> None:
         assert isinstance(policy, DeterministicPolicy), (
             "the configuration names the kind that the algorithm trains"
@@ -25,8 +21,10 @@ class Td3(Algorithm[DeterministicPolicy]):
         super().__init__(config, policy)
         self._config = config
         self.target = Target(policy)
-        # Of the critics. In the checkpoint, so that a run that goes on keeps its rhythm.
-        self.register_buffer("num_steps", torch.zeros((), dtype=torch.int64))
+        # Statistics are measured, not learned: what observations look like is the same to both.
+        self.target.module.normaliser = policy.normaliser
+        # Of the critics.
+        self.steps = StepCount()
 
     def group_of(self, parameter: str) -> str:
         return "critic" if parameter.startswith("policy.critics.") else "actor"
@@ -37,8 +35,8 @@ class Td3(Algorithm[DeterministicPolicy]):
     def after_step(self) -> None:
         if self._is_policys_turn():
             self.target.follow(self.policy, self._config.target_rate)
-        self.num_steps.add_(1)
+        self.steps.add()
 
     def _is_policys_turn(self) -> bool:
         """Of the step that is being made: with a delay of 2 the second, the fourth, ..."""
-        return (int(self.num_steps) + 1) % self._config.policy_delay == 0
+        return (int(self.steps.num) + 1) % self._config.policy_delay == 0

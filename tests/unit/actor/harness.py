@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from services.actor.assignment import Seat
@@ -14,6 +15,7 @@ from services.actor.group import Group, Sink
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Lockstep
 from services.actor.metrics import ActorMetrics
+from services.actor.priorities import FirstPriorities
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.config.connections import LimitsSection
@@ -39,6 +41,7 @@ class Collected:
     trajectories: list[Trajectory] = field(default_factory=list)
     # The number of payloads and the stream of each append.
     appends: list[tuple[int, int | None]] = field(default_factory=list)
+    priorities: list[np.ndarray | None] = field(default_factory=list)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     grown: asyncio.Condition = field(default_factory=asyncio.Condition)
     num_waiting: int = 0
@@ -46,12 +49,20 @@ class Collected:
     def __post_init__(self) -> None:
         self.room.set()
 
-    async def append(self, payloads: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
+    async def append(
+        self,
+        payloads: Sequence[bytes],
+        priorities: np.ndarray | None,
+        *,
+        stream: int | None,
+        timeout_s: float | None,
+    ) -> None:
         self.num_waiting += 1
         await self.room.wait()
         self.num_waiting -= 1
         async with self.grown:
             self.appends.append((len(payloads), stream))
+            self.priorities.append(priorities)
             self.trajectories.extend(decode_trajectory(payload, DEFAULT_LIMITS) for payload in payloads)
             self.grown.notify_all()
 
@@ -71,6 +82,7 @@ class Harness:
         evaluate: bool = False,
         limits: LimitsSection = DEFAULT_LIMITS,
         unrolls: int | None = None,
+        priorities: FirstPriorities | None = None,
         synchronous: bool = False,
     ) -> None:
         self.replicas = replicas
@@ -105,6 +117,7 @@ class Harness:
             limits=limits,
             index=INDEX,
             unrolls=unrolls,
+            priorities=priorities,
             synchronous=synchronous,
         )
         self.task = asyncio.create_task(self.group.run())
@@ -136,6 +149,7 @@ def run(
     evaluate: bool = False,
     limits: LimitsSection = DEFAULT_LIMITS,
     unrolls: int | None = None,
+    priorities: FirstPriorities | None = None,
     synchronous: bool = False,
     prepare: Callable[[Replicas], None] = lambda _: None,
 ) -> None:
@@ -148,6 +162,7 @@ def run(
             evaluate=evaluate,
             limits=limits,
             unrolls=unrolls,
+            priorities=priorities,
             synchronous=synchronous,
         )
         try:

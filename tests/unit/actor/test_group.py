@@ -151,8 +151,15 @@ def test_the_largest_item_of_an_actor_is_the_largest_that_a_shard_takes() -> Non
     async def first_item(limits: LimitsSection) -> bytes:
         payloads: list[bytes] = []
 
-        async def append(taken: Sequence[bytes], *, stream: int | None, timeout_s: float | None) -> None:
+        async def append(
+            taken: Sequence[bytes],
+            priorities: np.ndarray | None,
+            *,
+            stream: int | None,
+            timeout_s: float | None,
+        ) -> None:
             assert len(taken) == 1
+            assert priorities is None
             assert stream is None
             payloads.extend(taken)
             await asyncio.Event().wait()

@@ -67,6 +67,8 @@ def recurrent(settings: dict[str, object]) -> QPolicy:
     spec = spec_of(DiscreteAction(NUM_ACTIONS))
     policy = build_policy(PolicySection.model_validate({"kind": "q", **settings}), spec)
     assert isinstance(policy, QPolicy)
+    if policy.normaliser is not None:
+        torch.nn.init.normal_(policy.normaliser.offset)
     return policy
 
 
@@ -83,6 +85,7 @@ KINDS: list[dict[str, object]] = [
     {"recurrent": "lstm"},
     {"recurrent": "gru", "frame_stack": 3},
     {"frame_stack": 2},
+    {"recurrent": "gru", "frame_stack": 2, "normalise_observations": True},
     {},
 ]
 

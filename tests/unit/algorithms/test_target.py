@@ -20,7 +20,7 @@ def test_a_target_holds_still_until_copied() -> None:
     assert torch.equal(target.module.bias, source.bias)
 
 
-def test_a_target_follows_at_its_rate_with_buffers() -> None:
+def test_a_target_follows_at_its_rate_and_has_the_same_statistics() -> None:
     source = nn.BatchNorm1d(2)
     target = Target(source)
     with torch.no_grad():
@@ -28,7 +28,7 @@ def test_a_target_follows_at_its_rate_with_buffers() -> None:
         source.running_mean.fill_(8.0)  # type: ignore[union-attr]
     target.follow(source, 0.25)
     assert target.module.weight.tolist() == [1.5, 1.5]
-    assert target.module.running_mean.tolist() == [2.0, 2.0]  # type: ignore[union-attr]
+    assert target.module.running_mean.tolist() == [8.0, 8.0]  # type: ignore[union-attr]
 
 
 def test_no_gradient_reaches_a_target() -> None:

@@ -51,7 +51,7 @@ def make_td3(policy: DeterministicPolicy, **settings: object) -> Td3:
 
 def at_its_turn(td3: Td3) -> Td3:
     """The next step is one of the policy too."""
-    td3.num_steps.fill_(1)
+    td3.steps.num.fill_(1)
     return td3
 
 
@@ -189,7 +189,7 @@ def test_policy_and_targets_move_with_a_delay(delay: int, accumulate: int) -> No
         ):
             assert any(name.startswith(part) for name in moved) == is_policys, f"{part} at step {step}"
         assert ("actor_loss" in outcome.metrics) == is_policys
-    assert td3.num_steps.item() == 6
+    assert int(td3.steps.num) == 6
 
 
 def test_targets_follow_at_their_rate() -> None:
@@ -199,6 +199,18 @@ def test_targets_follow_at_their_rate() -> None:
     after = zip(before, td3.target.parameters(), td3.policy.parameters(), strict=True)
     for old, new, source in after:
         torch.testing.assert_close(new, 0.75 * old + 0.25 * source.detach())
+
+
+def test_observations_look_the_same_to_the_target() -> None:
+    td3 = make_td3(deterministic_policy(normalise_observations=True))
+    normaliser, batch = td3.policy.normaliser, transitions()
+    assert normaliser is not None
+    normaliser.observe(normaliser.moments(batch.observation))
+    trainer = Trainer(td3, 1e9)
+    trainer.step(batch)
+    assert td3.target.module.normaliser is normaliser
+    assert bool((normaliser.scale != 1.0).any())
+    trainer.load_state(trainer.state())
 
 
 def test_a_run_that_goes_on_keeps_its_rhythm() -> None:
@@ -213,7 +225,7 @@ def test_a_run_that_goes_on_keeps_its_rhythm() -> None:
         trainer.step(batch)
     one, other = ours.state(), theirs.state()
     assert all((one[name] == other[name]).all() for name in one)
-    assert going_on.num_steps.item() == 2
+    assert int(going_on.steps.num) == 2
 
 
 def test_groups() -> None:

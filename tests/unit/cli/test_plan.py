@@ -9,6 +9,7 @@ import pytest
 from shoal.cli.plan import ProcessSpec, child_environment, plan_processes
 from shoal.cli.presets import PRESETS
 from shoal.config import Config, load_config
+from shoal.config.ranks import Ranks, at_rank, ranks_of
 
 SOCKETS = Path("/tmp/shoal-x")
 
@@ -29,6 +30,27 @@ def test_every_axis_is_counted_and_slow_starters_come_first() -> None:
         "learner-0", "inference-0", "inference-1", "replay-0", "replay-1",
         "actor-0", "actor-1", "actor-2", "evaluator-0",
     ]  # fmt: skip
+
+
+def test_learners_are_told_the_same_and_know_their_rank() -> None:
+    specs = plan("launch.learners=2")
+    chief, other = specs["learner-0"], specs["learner-1"]
+    assert list(specs)[:3] == ["learner-0", "learner-1", "inference-0"]
+    assert chief.overrides == other.overrides
+    assert (chief.ranks, other.ranks) == (Ranks(0, 2, 0, 2), Ranks(1, 2, 1, 2))
+    for spec in (chief, other):
+        assert at_rank(told(spec), spec.ranks).learner.listen.announce == spec.announce
+    assert chief.announce != other.announce
+
+
+def test_no_rank_leaks_from_whatever_started_us() -> None:
+    leaking = {"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_USE_AGENT_STORE": "True", "PATH": "/bin"}
+    for learners in (1, 2):
+        config = load_config(None, [f"launch.learners={learners}"], environ={})
+        environment = child_environment(config, "token", leaking, SOCKETS)
+        assert ranks_of(environment) == Ranks()
+        assert not any(key.startswith("TORCHELASTIC") for key in environment)
+        assert ("GLOO_SOCKET_IFNAME" in environment) == (learners > 1)
 
 
 def test_peers_are_where_their_servers_listen() -> None:

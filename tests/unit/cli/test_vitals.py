@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def of_policy(
 
 def learner_of(*policies: str, life: int = 1) -> Reading:
     return Reading("learner-0", "learner", life, parse("".join(policies)))
+
+
+def test_of_several_learners_the_first_speaks_for_all() -> None:
+    """Both show the totals of the run; what each has done, and how long it waited, is its own."""
+
+    def both(steps: float, wait_s: float) -> list[Reading]:
+        first = learner(steps, wait_s=wait_s, run_steps=2 * steps)
+        return [replace(first, process="learner-1"), first]
+
+    run = Vitals()
+    run.update(1.0, both(100, 0.0), 0)
+    sample = run.update(3.0, both(200, 0.5), 0)
+    assert (sample.env_steps, sample.trained_steps_per_s, sample.learner_waiting) == (400, 100.0, 0.25)
+    late = run.update(4.0, both(300, 0.5)[:1], 0)
+    assert (late.env_steps, late.policy_version) == (400, None), "nobody speaks for the first"
 
 
 def test_steps_that_are_trained_on_several_times() -> None:

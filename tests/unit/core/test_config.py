@@ -173,6 +173,33 @@ def test_a_table_that_the_algorithm_cannot_learn_from_is_refused_for_training(
         check_trainable(config)
 
 
+def q_learning(*changes: str, table: str = "{kind: transition, n_step: 3}") -> Config:
+    return load_config(None, ["algorithm.name=apex", f"replay.tables.train={table}", *changes], {})
+
+
+def test_rewards_that_a_table_adds_up_cannot_be_bent_one_by_one() -> None:
+    check_trainable(q_learning("algorithm.reward_scale=0.1"))
+    check_trainable(q_learning("algorithm.reward_clip=1", table="{kind: sequence}"))
+    one_step = ("algorithm.n_step=1", "replay.tables.train.n_step=1")
+    check_trainable(q_learning("algorithm.reward_clip=1", *one_step))
+    for name, value in (("reward_clip", "1"), ("reward_symlog", "true")):
+        with pytest.raises(
+            ConfigError, match=rf"'algorithm\.{name}': the table sums up the rewards of 3 steps"
+        ):
+            check_trainable(q_learning(f"algorithm.{name}={value}"))
+
+
+def test_a_burn_in_must_leave_something_of_the_sequence() -> None:
+    def sequences(burn_in: int) -> Config:
+        table = "{kind: sequence, unrolls: 2}"
+        changes = [f"algorithm.burn_in={burn_in}", "actor.unroll_length=10", f"replay.tables.train={table}"]
+        return load_config(None, ["algorithm.name=r2d2", *changes], {})
+
+    check_trainable(sequences(19))
+    with pytest.raises(ConfigError, match=r"'algorithm.burn_in': 20 leaves nothing of sequences of 20 steps"):
+        check_trainable(sequences(20))
+
+
 @pytest.mark.parametrize(
     ("table", "steps"),
     [

@@ -21,6 +21,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import Parts
+from services.learner.peers import Alone
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Progress
 from services.learner.publisher import WeightsPublisher
@@ -104,7 +105,7 @@ class Rig:
         versions = VersionCounter(place.dir / "policy_version")
         parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, metrics)
         cpu = torch.device("cpu")
-        resumed = build_or_resume(self.config, parts, spec, cpu)
+        resumed = build_or_resume(self.config, parts, spec, cpu, Alone())
         algorithm = resumed.algorithm
         layout = BatchLayout(spec, algorithm.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
         self.ring = BatchRing([BatchSlot(layout, cpu) for _ in range(2)])

@@ -17,6 +17,7 @@ from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config, load_config
 from shoal.config.policies import policy_places
+from shoal.config.ranks import Ranks
 from shoal.errors import InvalidArgumentError
 from shoal.records import Item, Life
 
@@ -46,7 +47,7 @@ def test_the_table_decides(table: str, source: type[Source], length: int) -> Non
     assert item_length(config, place.table) == length
 
     async def check() -> None:
-        made = make_source(config, place, metrics())
+        made = make_source(config, place, Ranks(), metrics())
         assert type(made) is source
         assert not made.has_priorities
         await made.close()
@@ -63,7 +64,7 @@ def test_importance_weights_are_for_prioritised_tables(algorithm: str, alpha: fl
     config = load_config(None, [f"replay.tables.train={table}", f"algorithm={algorithm}"], {})
 
     async def check() -> None:
-        made = make_source(config, policy_places(config)[0], metrics())
+        made = make_source(config, policy_places(config)[0], Ranks(), metrics())
         assert isinstance(made, BatchSource)
         assert made.has_priorities == (alpha > 0)
         assert made._sampler._beta == beta

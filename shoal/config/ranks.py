@@ -1,0 +1,125 @@
+"""Several learners of one run: which of them a process is, and what of the configuration is its own.
+
+Whoever starts them (`torchrun`, or `shoal train --learners`) says so in the environment, in the variables of
+`torch.distributed`. Pure functions, used by the learner and by what starts it; no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.config.algorithms import PpoConfig
+from shoal.config.connections import ListenSection
+from shoal.config.tree import Config
+from shoal.errors import ConfigError
+
+# What `torch.distributed` reads; none of it may leak from whatever `shoal train` itself was started by.
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The place of one learner among all, and among those of its machine.
+
+    Rank 0 is the chief: it alone serves weights, saves and reports.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_chief(self) -> bool:
+        return self.rank == 0
+
+    def share(self, total: int) -> int:
+        """This learner's part of something that is divided among all."""
+        return total // self.size
+
+    def environment(self, address: str, port: int) -> dict[str, str]:
+        """What to start this learner with; the chief opens the port, the others dial it."""
+        values = (self.rank, self.size, self.local_rank, self.local_size, address, port)
+        return dict(zip(RANK_VARIABLES, map(str, values), strict=True))
+
+
+def ranks_of(environ: Mapping[str, str]) -> Ranks:
+    """One learner on its own unless the environment says otherwise. Raises ConfigError."""
+    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+        return Ranks()
+    try:
+        ranks = Ranks(
+            int(environ["RANK"]),
+            int(environ["WORLD_SIZE"]),
+            int(environ.get("LOCAL_RANK", "0")),
+            int(environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+        if not (0 <= ranks.rank < ranks.size and 0 <= ranks.local_rank < ranks.local_size):
+            raise ValueError
+    except ValueError:
+        given = ", ".join(f"{name}={environ[name]!r}" for name in RANK_VARIABLES[:4] if name in environ)
+        raise ConfigError(
+            f"the environment says {given}, which is no place among learners: start them with torchrun or "
+            "`shoal train --learners`, or unset RANK and WORLD_SIZE for a single one"
+        ) from None
+    return ranks
+
+
+def check_shareable(config: Config, num_learners: int) -> None:
+    """Raises ConfigError for a run that several learners cannot train together."""
+    if num_learners == 1:
+        return
+    if config.env.policies:
+        raise ConfigError(
+            f"config key 'env.policies': {num_learners} learners train one policy together, and "
+            f"{', '.join(config.env.policies)} are {len(config.env.policies)}: use one learner, which trains "
+            "them side by side"
+        )
+    batch_envs = config.learner.batch_envs
+    if batch_envs % num_learners:
+        raise ConfigError(
+            f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
+            f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
+        )
+    if isinstance(config.algorithm, PpoConfig) and config.algorithm.synchronous:
+        raise ConfigError(
+            f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
+            "while all actors wait for the next version: set it to false, or use one learner"
+        )
+
+
+def at_rank(config: Config, ranks: Ranks) -> Config:
+    """The configuration that all are given, with the addresses of one."""
+    learner = config.learner.model_copy(update={"listen": listen_of(config.learner.listen, ranks)})
+    return config.model_copy(update={"learner": learner})
+
+
+def listen_of(listen: ListenSection, ranks: Ranks) -> ListenSection:
+    """Where a learner listens: all are given the same addresses, and those of a machine may not collide.
+
+    The chief alone serves weights. Others of its machine add their local rank to ports and names.
+    """
+    return listen.model_copy(
+        update={
+            "grpc": listen.grpc if ranks.is_chief else "",
+            "health": _moved(listen.health, ranks.local_rank),
+            "metrics": _moved(listen.metrics, ranks.local_rank),
+            "announce": listen.announce
+            and listen.announce.with_name(_moved_name(listen.announce.name, ranks.local_rank)),
+        }
+    )
+
+
+def _moved_name(name: str, local_rank: int) -> str:
+    return f"{name}.{local_rank}" if local_rank else name
+
+
+def _moved(address: str, local_rank: int) -> str:
+    """Port 0 stays: it is any free one."""
+    if not address:
+        return ""
+    if address.startswith("unix:"):
+        return _moved_name(address, local_rank)
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + local_rank}" if port.isdigit() and int(port) else address

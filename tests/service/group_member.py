@@ -1,0 +1,135 @@
+"""One learner of a group, as a process: trains on its part of batches that every learner can make.
+
+    python -m tests.service.group_member OUT TIMEOUT_S SCENE...
+
+Its rank comes from the environment, as with torchrun. OUT.<scene>.<rank> gets what it ends with.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+
+from services.learner.group import Group, gather_group
+from services.learner.peers import Peers, PeersLostError
+from services.learner.rounds import Round, Told, hold_round
+from services.learner.trainer import Trainer
+from shoal.algorithms.algorithm import build_algorithm
+from shoal.algorithms.batch import Batch
+from shoal.config.algorithms import ImpalaConfig
+from shoal.config.network import PolicySection
+from shoal.config.ranks import ranks_of
+from shoal.errors import NonFiniteError
+from shoal.policy.network import build_policy
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
+
+SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+NUM_STEPS, NUM_ENVS, NUM_ROWS = 6, 8, 7
+
+
+def make_trainer(peers: Peers | None = None, accumulate: int = 1) -> Trainer:
+    torch.manual_seed(1)
+    policy = build_policy(PolicySection(hidden_sizes=(16, 16)), SPEC)
+    algorithm = build_algorithm(ImpalaConfig(learning_rate=1e-2), policy)
+    return Trainer(algorithm, 0.5, accumulate, peers)
+
+
+def make_batch(step: int) -> Batch:
+    """The whole batch of a step. Environments differ in how many rows are autoreset rows, and in weight."""
+    generator = torch.Generator().manual_seed(step)
+    shape = (NUM_ROWS, NUM_ENVS)
+    first = torch.zeros(shape, dtype=torch.bool)
+    terminated = torch.zeros(shape, dtype=torch.bool)
+    # Most of the autoreset rows fall into the first half: that of rank 0 of 2.
+    for env, row in ((0, 2), (0, 4), (1, 1), (1, 3), (1, 5), (2, 2), (3, 4), (6, 3)):
+        terminated[row - 1, env] = True
+        first[row + 1, env] = True
+    weight_B = torch.ones(NUM_ENVS)
+    weight_B[5] = 0.25
+    weight_B[7] = 0.0
+    return Batch(
+        observation={"observation": torch.randn(*shape, 3, generator=generator)},
+        action_SB=torch.randint(0, 2, shape, generator=generator),
+        reward_SB=torch.randn(shape, generator=generator),
+        terminated_SB=terminated,
+        truncated_SB=torch.zeros(shape, dtype=torch.bool),
+        first_SB=first,
+        weight_B=weight_B,
+        behaviour={"log_prob": -torch.rand(shape, generator=generator)},
+    )
+
+
+def part(batch: Batch, peers: Peers) -> Batch:
+    share = NUM_ENVS // peers.size
+    return batch.take(slice(peers.rank * share, (peers.rank + 1) * share))
+
+
+def train(peers: Peers, out: Path) -> None:
+    trainer = make_trainer(peers)
+    outcomes = [trainer.step(part(make_batch(step), peers)) for step in range(NUM_STEPS)]
+    losses = np.array([[outcome.loss, outcome.grad_norm] for outcome in outcomes])
+    entropies = np.array([outcome.metrics["entropy"].item() for outcome in outcomes])
+    out.write_bytes(save(trainer.state() | {"losses": losses, "entropies": entropies}))
+
+
+def not_finite(peers: Peers, out: Path) -> None:
+    """The last learner's rewards are out of range in the second step."""
+    trainer = make_trainer(peers)
+    trainer.step(part(make_batch(0), peers))
+    batch = make_batch(1)
+    if peers.rank == peers.size - 1:
+        batch.reward_SB.fill_(3e38)
+    before = save(trainer.weights())
+    try:
+        trainer.step(part(batch, peers))
+    except NonFiniteError as error:
+        assert save(trainer.weights()) == before, "the step was taken"
+        out.write_text(str(error))
+
+
+def agree(peers: Peers, out: Path) -> None:
+    rank = peers.rank
+    rounds: list[Round] = []
+    rounds.append(
+        hold_round(peers, Told(False, has_batch=rank == 0, num_transitions=7, policy_version=9 - rank))
+    )
+    episodes = [Episode(0.1 + rank, 10**6 + number) for number in range(rank + 1)]
+    rounds.append(hold_round(peers, Told(False, True, 5 + rank, 11 - rank, len(episodes)), episodes))
+    rounds.append(hold_round(peers, Told(is_stopping=rank == 1, has_batch=True)))
+    data = peers.from_chief(b"of the chief" if rank == 0 else b"")
+    total = peers.sum(torch.tensor([1.0 + rank])).item()
+    out.write_text("\n".join(map(repr, [*rounds, data, total, peers.from_chief(b"")])))
+
+
+def lose(peers: Peers, out: Path) -> None:
+    """The second is stopped by the test; the first says what it makes of it."""
+    if peers.rank != 0:
+        out.write_text("ready")
+        sys.stdin.read()
+    try:
+        while True:
+            hold_round(peers, Told(False, has_batch=False))
+    except PeersLostError as error:
+        out.write_text(str(error))
+
+
+SCENES = {"train": train, "not_finite": not_finite, "agree": agree, "lose": lose}
+
+
+def main() -> None:
+    out, timeout_s, *scenes = sys.argv[1:]
+    ranks = ranks_of(os.environ)
+    torch.set_num_threads(1)
+    group: Group = gather_group(ranks, torch.device("cpu"), float(timeout_s))
+    for scene in scenes:
+        SCENES[scene](group, Path(f"{out}.{scene}.{ranks.rank}"))
+    group.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Several learners over gloo, in processes of their own: one result, one decision, and no hanging."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from services.learner.rounds import Round
+from shoal.config.ranks import Ranks
+from shoal.records import Episode
+from tests.service.group_member import NUM_STEPS, make_batch, make_trainer
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60.0
+SIZE = 2
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def members(out: Path, timeout_s: float, *scenes: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    port, started = free_port(), []
+    try:
+        for rank in range(SIZE):
+            ranks = Ranks(rank, SIZE, rank, SIZE).environment("127.0.0.1", port)
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.service.group_member", str(out), str(timeout_s), *scenes],
+                    cwd=ROOT,
+                    env=os.environ | ranks | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+                    stdin=subprocess.PIPE,
+                )
+            )
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[bytes]]:
+    """What each learner has made of a scene; they have played them one after the other."""
+    out = tmp_path_factory.mktemp("group") / "out"
+    with members(out, PATIENCE_S, "train", "agree", "not_finite") as started:
+        assert [process.wait(PATIENCE_S) for process in started] == [0] * SIZE
+    return lambda scene: [Path(f"{out}.{scene}.{rank}").read_bytes() for rank in range(SIZE)]
+
+
+def test_several_learners_are_one_with_the_whole_batch(played: Callable[[str], list[bytes]]) -> None:
+    """Of unequal weight: one has more autoreset rows, the other environments that count less or nothing."""
+    batch = make_batch(0)
+    valid = [float((batch.valid_TB * batch.weight_B)[:, half].sum()) for half in (slice(4), slice(4, 8))]
+    assert min(valid) < 0.9 * max(valid), "the case would not tell a mean of means"
+    found = [load(data) for data in played("train")]
+    alone = make_trainer()
+    outcomes = [alone.step(make_batch(step)) for step in range(NUM_STEPS)]
+    worst = 0.0
+    for name, array in alone.state().items():
+        for other in found:
+            if name != "rng/cpu":
+                np.testing.assert_array_equal(other[name], found[0][name], err_msg=name)
+                np.testing.assert_allclose(other[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+                worst = max(worst, float(np.abs(other[name] - array).max()))
+    losses = [[outcome.loss, outcome.grad_norm] for outcome in outcomes]
+    np.testing.assert_allclose(found[0]["losses"], losses, rtol=1e-4, atol=1e-5)
+    entropies = [outcome.metrics["entropy"].item() for outcome in outcomes]
+    np.testing.assert_allclose(found[-1]["entropies"], entropies, rtol=1e-4)
+    moved = max(
+        float(np.abs(array - before).max())
+        for array, before in zip(alone.weights().values(), make_trainer().weights().values(), strict=True)
+    )
+    print(f"two learners differ by {worst:.1e} from one, whose weights moved by {moved:.1e}")
+    assert moved > 0.01
+
+
+def test_what_is_not_finite_on_one_learner_stops_all_before_the_step(
+    played: Callable[[str], list[bytes]],
+) -> None:
+    for text in played("not_finite"):
+        assert b"NaN or infinity at learner step 2: loss" in text
+
+
+def test_learners_agree_on_a_round(played: Callable[[str], list[bytes]]) -> None:
+    texts = played("agree")
+    assert len(set(texts)) == 1, "all heard the same"
+    waiting, complete, stopping, data, total, empty = texts[0].decode().splitlines()
+    assert waiting == repr(Round(False, False, 14, (), 9))
+    episodes = (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1))
+    assert complete == repr(Round(False, True, 11, episodes, 11))
+    assert stopping == repr(Round(True, True, 0, (), -1))
+    assert (data, total, empty) == (repr(b"of the chief"), "3.0", repr(b""))
+
+
+@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, PATIENCE_S), (signal.SIGSTOP, 2.0)])
+def test_a_learner_without_its_peer_ends_with_the_reason(
+    tmp_path: Path, number: signal.Signals, timeout_s: float
+) -> None:
+    out = tmp_path / "out"
+    with members(out, timeout_s, "lose") as (first, second):
+        deadline = time.monotonic() + PATIENCE_S
+        while not Path(f"{out}.lose.1").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        second.send_signal(number)
+        began = time.monotonic()
+        assert first.wait(PATIENCE_S) == 0
+        took_s = time.monotonic() - began
+    text = Path(f"{out}.lose.0").read_text()
+    print(f"after {took_s:.2f} s: {text}")
+    if number == signal.SIGKILL:
+        assert text.startswith("another learner has gone, and rank 0 of 2 cannot go on without it")
+        assert took_s < timeout_s / 2, "the end of a process is seen at once"
+    else:
+        assert text.startswith("another learner was silent for 2 s (learner.peer_timeout_s)")

@@ -1,0 +1,75 @@
+"""The place of a learner among several: from the environment, and what follows for its configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config.connections import ListenSection
+from shoal.config.load import build_config, load_config
+from shoal.config.ranks import Ranks, at_rank, check_shareable, listen_of, ranks_of
+from shoal.config.trainable import check_trainable
+from shoal.errors import ConfigError
+
+
+def test_alone_unless_the_environment_says_otherwise() -> None:
+    assert ranks_of({}) == ranks_of({"LOCAL_RANK": "3"}) == Ranks(0, 1, 0, 1)
+
+
+def test_what_a_learner_is_started_with_is_what_it_reads() -> None:
+    ranks = Ranks(3, 4, 1, 2)
+    environment = ranks.environment("10.0.0.1", 29500)
+    assert ranks_of(environment) == ranks
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("10.0.0.1", "29500")
+    assert ranks_of({"RANK": "1", "WORLD_SIZE": "2"}) == Ranks(1, 2, 0, 1), "a machine each"
+
+
+@pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("-1", "2"), ("one", "2"), ("0", "0")])
+def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
+    with pytest.raises(ConfigError, match=f"RANK='{rank}', WORLD_SIZE='{size}', which is no place"):
+        ranks_of({"RANK": rank, "WORLD_SIZE": size})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.batch_envs=63"], "'learner.batch_envs': 63 cannot be divided among 2 .* such as 64"),
+        (["env.policies={red: [a], blue: [b]}"], "'env.policies': 2 learners train one policy .* red, blue"),
+        (["algorithm.name=ppo"], "'algorithm.synchronous': 2 learners would wait"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(overrides: list[str], message: str) -> None:
+    config = load_config(None, [*overrides, "launch.learners=2"], {})
+    with pytest.raises(ConfigError, match=message):
+        check_trainable(config)
+    check_shareable(config, 1)
+
+
+def test_what_can_be_shared() -> None:
+    check_trainable(build_config({"launch": {"learners": 4}}))
+    check_shareable(load_config(None, ["algorithm={name: ppo, synchronous: false}"], {}), 2)
+
+
+def test_learners_of_a_machine_listen_in_places_of_their_own() -> None:
+    given = ListenSection(
+        grpc="0.0.0.0:50071",
+        health="unix:/run/h.sock",
+        metrics="[::]:9100",
+        announce=Path("/run/learner.json"),
+    )
+    assert listen_of(given, Ranks(0, 4, 0, 2)) == given
+    assert listen_of(given, Ranks(1, 4, 1, 2)) == ListenSection(
+        grpc="", health="unix:/run/h.sock.1", metrics="[::]:9101", announce=Path("/run/learner.json.1")
+    )
+    # The first on another machine.
+    assert listen_of(given, Ranks(2, 4, 0, 2)) == given.model_copy(update={"grpc": ""})
+
+
+def test_a_free_port_stays_one() -> None:
+    config = at_rank(build_config({}), Ranks(1, 2, 1, 2))
+    assert (config.learner.listen.metrics, config.learner.listen.announce) == ("127.0.0.1:0", None)
+
+
+def test_a_batch_is_divided() -> None:
+    assert Ranks(1, 4, 1, 4).share(64) == 16
