@@ -212,7 +212,9 @@ class WeightsSnapshot:
     version: int
     data: bytes
     sha256: bytes = field(repr=False)
+    # Nothing was learnt yet: whoever explores acts at random.
+    untrained: bool = False
 
     @staticmethod
-    def of(version: int, data: bytes) -> WeightsSnapshot:
-        return WeightsSnapshot(version, data, hashlib.sha256(data).digest())
+    def of(version: int, data: bytes, untrained: bool = False) -> WeightsSnapshot:
+        return WeightsSnapshot(version, data, hashlib.sha256(data).digest(), untrained)

@@ -210,7 +210,9 @@ class Engine:
             if snapshot.version <= self._version:
                 return False
             start_s = self._clock()
-            await asyncio.to_thread(self._model.weights.load, snapshot.version, snapshot.data)
+            await asyncio.to_thread(
+                self._model.weights.load, snapshot.version, snapshot.data, snapshot.untrained
+            )
             self._metrics.weight_load.inc(self._clock() - start_s)
             self._metrics.weight_swaps.inc()
             self._metrics.policy_version.labels(self.name).set(snapshot.version)

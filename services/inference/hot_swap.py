@@ -23,6 +23,8 @@ class LoadedPolicy:
 
     version: int
     policy: Policy
+    # Nothing was learnt yet: whoever explores acts at random.
+    untrained: bool = False
 
 
 class HotSwap:
@@ -40,8 +42,10 @@ class HotSwap:
         self._in_use: LoadedPolicy | None = None
         self._offered: LoadedPolicy | None = None
 
-    def load(self, version: int, data: bytes) -> None:
+    def load(self, version: int, data: bytes, untrained: bool = False) -> None:
         """Offer these weights to the model thread. Raises UserError, changing nothing, if they do not fit."""
+        if untrained:
+            self.check_exploration(True, False)
         with self._lock:
             policy = self._spares.pop() if self._spares else None
         if policy is None:
@@ -56,7 +60,7 @@ class HotSwap:
             # The copies must be complete before another stream computes with them.
             torch.cuda.current_stream(self._device).synchronize()
         with self._lock:
-            overtaken, self._offered = self._offered, LoadedPolicy(version, policy)
+            overtaken, self._offered = self._offered, LoadedPolicy(version, policy, untrained)
             if overtaken is not None:
                 self._spares.append(overtaken.policy)
 

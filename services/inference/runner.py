@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -89,7 +90,10 @@ class Runner:
                 request.session.memory or policy.initial_state(request.num_rows, self._device)
                 for request in requests
             ]
-            acted = policy.act(observation, first, _joined_states(before), _joined_choices(requests))
+            choice = _joined_choices(requests)
+            if loaded.untrained:
+                choice = replace(choice, epsilon=torch.ones(num_rows, device=self._device))
+            acted = policy.act(observation, first, _joined_states(before), choice)
             names = [spec.name for spec in sent_states(policy.state)]
             # Cloned: a stream's memory is overwritten by its next step.
             sent = [

@@ -18,6 +18,9 @@ BLOCK = 16
 # Blocks that say what is usual, and those that must be there before anything is judged.
 NUM_BLOCKS, MIN_BLOCKS = 64, 4
 
+# Times between batches that say what is usual, and how many of those are long.
+_INTERVALS, _LONG = 32, 5
+
 _MEMORY_SAMPLES = 30
 _MIB = 1 << 20
 
@@ -101,11 +104,16 @@ def _largest_entropy(action: ActionSpec) -> float:
 
 
 class Stall:
-    """No batch for long, or far fewer per second than there were. Nothing counts before the first batch."""
+    """No batch for long, or far fewer per second than there were.
+
+    What is long depends on what is usual: a batch of slow environments may take minutes. Nothing counts
+    before the second batch.
+    """
 
     def __init__(self, settings: ThroughputStall) -> None:
         self._settings = settings
         self._last_batch: float | None = None
+        self._intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._window_start = 0.0
         self._num_batches = 0
         self._best = 0.0
@@ -118,17 +126,22 @@ class Stall:
             self._window_start = now
         else:
             self._num_batches += 1
+            self._intervals.append(now - self._last_batch)
         self._last_batch = now
         self.look(step, now)
 
     def look(self, step: int, now: float) -> None:
-        if self._last_batch is None:
+        if self._last_batch is None or not self._intervals:
             return
-        if now - self._window_start >= self._settings.window_s:
+        waited, limit = now - self._last_batch, self._settings.no_batch_s
+        window = self._settings.window_s
+        if waited > limit or now - self._window_start >= window:
+            # Only now: a median is not for every step.
+            usual = statistics.median(self._intervals)
+            limit, window = max(limit, _LONG * usual), max(window, 2 * _LONG * usual)
+        if now - self._window_start >= window:
             self._close_window(step, now)
-        waited = now - self._last_batch
-        limit = self._settings.no_batch_s
-        text = f"no batch has come for {waited:.0f} s (limit {limit:g} s)"
+        text = f"no batch has come for {waited:.0f} s (limit {limit:.0f} s)"
         self.finding = Finding(text, step) if waited > limit else self._slow
 
     def _close_window(self, step: int, now: float) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from services.learner.reporting import Reporter
 from services.learner.result import RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
+from services.learner.rollback import go_back
 from services.learner.rounds import Round, Told, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
@@ -30,7 +32,8 @@ from services.learner.staleness import Fresh, leave_out_stale
 from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
-from shoal.config.algorithms import is_synchronous
+from shoal.config.algorithms import ReplayedSection, is_synchronous
+from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
 from shoal.records import EnvSpec
@@ -61,10 +64,13 @@ class TrainingLoop:
         self._config = config
         self._is_synchronous = is_synchronous(config.algorithm)
         self._spec = spec
+        self._resumed = resumed
         self._trainer = resumed.trainer
         self._progress = resumed.progress
         self._ring = ring
         self._publisher = parts.publisher
+        # Algorithms that learn from what anybody did can begin with random actions; others must not.
+        self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
         self._versions = parts.versions
         self._store = parts.store
         self._metrics = parts.metrics
@@ -191,27 +197,27 @@ class TrainingLoop:
         if self._config.learner.max_policy_lag is None:
             return agreed.num_transitions
         own = np.array([slot.num_transitions - fresh.num_stale])
-        return int(sum(self._peers.gather(own)))
+        return int(np.sum(self._peers.gather(own)))
 
     def _roll_back(self, wanted: RollBack, saver: CheckpointSaver) -> None:
         """Back to the newest checkpoint that was made before the guard saw anything. Versions still rise."""
         saver.wait()
-        checkpoint = self._store.newest(wanted.before_step)
-        if checkpoint is None:
+        at = replace(self._resumed, progress=self._progress)
+        seed = policy_seed(self._config, self._metrics.policy)
+        progress = go_back(self._peers, self._store, at, wanted.before_step, seed)
+        if progress is None:
             raise GuardError(
                 f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
             )
-        now, self._progress = self._progress, checkpoint.progress
-        self._progress.policy_version, self._progress.seconds = now.policy_version, now.seconds
-        self._trainer.load_state(checkpoint.tensors)
+        from_step, self._progress = self._progress.learner_steps, progress
         self._guards.begin()
         self._metrics.rollbacks.inc()
         log.warning(
             "%sguard %s: gone back from learner step %d to %d",
             self._metrics.log_label,
             wanted.guard,
-            now.learner_steps,
-            self._progress.learner_steps,
+            from_step,
+            progress.learner_steps,
         )
         self._publish()
         # The newest on the disk again, should this life end before the next one is due.
@@ -219,19 +225,30 @@ class TrainingLoop:
 
     def _publish(self) -> None:
         if self._peers.rank != 0:
+            if self._guards.may_roll_back:
+                # What the chief finds in them all must find: they go back together.
+                self._trainer.weights()
             return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
             if self._is_synchronous:
                 self._ring.refuse_older_than(self._progress.policy_version)
-            self._publisher.publish(self._progress.policy_version, weights)
+            untrained = self._warms_up and not self._progress.learner_steps
+            self._publisher.publish(self._progress.policy_version, weights, untrained)
 
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
         if self._peers.rank != 0:
             return
-        saver.save(self._trainer.state(), self._progress.to_json(), is_last)
+        try:
+            state = self._trainer.state()
+        except NonFiniteError as error:
+            if self._peers.size == 1:
+                raise
+            # The others do not know, and would wait for ever if this one went back.
+            raise GuardError(str(error)) from None
+        saver.save(state, self._progress.to_json(), is_last)
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress

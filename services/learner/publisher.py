@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import save
@@ -24,6 +25,18 @@ log = logging.getLogger(__name__)
 INLINE_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class _Version:
+    """What was published, before it is serialised."""
+
+    number: int
+    weights: dict[str, np.ndarray]
+    untrained: bool
+
+    def snapshot(self) -> WeightsSnapshot:
+        return WeightsSnapshot.of(self.number, save(self.weights), self.untrained)
+
+
 class WeightsPublisher:
     """Create on the event loop."""
 
@@ -32,7 +45,7 @@ class WeightsPublisher:
         self._policy = policy_text(policy)
         self._loop = asyncio.get_running_loop()
         self._spec: asyncio.Future[EnvSpec] = self._loop.create_future()
-        self._pending: tuple[int, dict[str, np.ndarray]] | None = None
+        self._pending: _Version | None = None
         self._serialising: asyncio.Task[None] | None = None
         self._newest: WeightsSnapshot | None = None
         self._changed = asyncio.Event()
@@ -67,22 +80,22 @@ class WeightsPublisher:
             await self._changed.wait()
         raise UnavailableError("the learner is stopping")
 
-    def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
-        """From any thread. The caller gives the arrays away."""
-        self._loop.call_soon_threadsafe(self._offer, version, weights)
+    def publish(self, version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
+        """From any thread. The caller gives the arrays away. See `WeightsSnapshot` for `untrained`."""
+        self._loop.call_soon_threadsafe(self._offer, _Version(version, weights, untrained))
 
     def close(self) -> None:
         """Ends all subscriptions."""
         self._closed = True
         self._wake()
 
-    def _offer(self, version: int, weights: dict[str, np.ndarray]) -> None:
+    def _offer(self, version: _Version) -> None:
         if self._closed:
             return
-        if sum(array.nbytes for array in weights.values()) <= INLINE_BYTES:
-            self._hand_out(_snapshot(version, weights))
+        if sum(array.nbytes for array in version.weights.values()) <= INLINE_BYTES:
+            self._hand_out(version.snapshot())
             return
-        self._pending = (version, weights)
+        self._pending = version
         if self._serialising is None:
             self._serialising = self._loop.create_task(self._serialise())
 
@@ -90,8 +103,8 @@ class WeightsPublisher:
         """Large weights: off the loop, one at a time; what was overtaken meanwhile is left out."""
         try:
             while self._pending is not None:
-                (version, weights), self._pending = self._pending, None
-                self._hand_out(await asyncio.to_thread(_snapshot, version, weights))
+                version, self._pending = self._pending, None
+                self._hand_out(await asyncio.to_thread(version.snapshot))
         finally:
             self._serialising = None
 
@@ -102,7 +115,3 @@ class WeightsPublisher:
     def _wake(self) -> None:
         waiting, self._changed = self._changed, asyncio.Event()
         waiting.set()
-
-
-def _snapshot(version: int, weights: dict[str, np.ndarray]) -> WeightsSnapshot:
-    return WeightsSnapshot.of(version, save(weights))

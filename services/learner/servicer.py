@@ -68,6 +68,7 @@ async def _send(snapshot: WeightsSnapshot, context: grpc.aio.ServicerContext[Any
             version=snapshot.version,
             total_bytes=len(data),
             sha256=snapshot.sha256,
+            untrained=snapshot.untrained,
             offset=offset,
             data=bytes(data[offset : offset + CHUNK_BYTES]),
         )

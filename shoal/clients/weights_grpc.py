@@ -82,16 +82,16 @@ class SnapshotAssembler:
     def __init__(self, current_version: int, max_bytes: int) -> None:
         self._version = current_version
         self._max_bytes = max_bytes
-        self._head: tuple[int, int, bytes] | None = None
+        self._head: tuple[int, int, bytes, bool] | None = None
         self._hash = hashlib.sha256()
         self._parts: list[bytes] = []
         self._num_bytes = 0
 
     def add(self, chunk: pb.SubscribeResponse) -> WeightsSnapshot | None:
         """The snapshot that this chunk completes, if it does."""
-        head = (chunk.version, chunk.total_bytes, chunk.sha256)
+        head = (chunk.version, chunk.total_bytes, chunk.sha256, chunk.untrained)
         if self._head is None:
-            self._start(*head)
+            self._start(head)
         elif head != self._head:
             raise UnavailableError(
                 f"torn weights: a chunk of version {chunk.version} after {self._num_bytes} of "
@@ -105,9 +105,10 @@ class SnapshotAssembler:
             raise UnavailableError(f"torn weights: version {chunk.version} does not have its SHA-256")
         self._head = None
         self._version = chunk.version
-        return WeightsSnapshot(chunk.version, data, chunk.sha256)
+        return WeightsSnapshot(chunk.version, data, chunk.sha256, chunk.untrained)
 
-    def _start(self, version: int, total_bytes: int, sha256: bytes) -> None:
+    def _start(self, head: tuple[int, int, bytes, bool]) -> None:
+        version, total_bytes, *_ = head
         if total_bytes > self._max_bytes:
             raise LimitError(
                 f"weights of {total_bytes} bytes are above limits.max_tensor_bytes ({self._max_bytes}): "
@@ -115,7 +116,7 @@ class SnapshotAssembler:
             )
         if version <= self._version:
             raise UnavailableError(f"the learner sent version {version} after {self._version}")
-        self._head = (version, total_bytes, sha256)
+        self._head = head
         self._hash = hashlib.sha256()
         self._parts = []
         self._num_bytes = 0

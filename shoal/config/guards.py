@@ -60,7 +60,9 @@ class SystemGuard(Section):
 class ThroughputStall(SystemGuard):
     """Training has become slow, or stands still."""
 
-    no_batch_s: float = Field(60.0, gt=0, description="Time without a batch (s), once there was one.")
+    no_batch_s: float = Field(
+        60.0, gt=0, description="Time without a batch (s), if it is also 5 times the usual."
+    )
     fraction: float = Field(
         0.1, gt=0, lt=1, description="Part of the best speed so far that it must not fall below."
     )

@@ -76,12 +76,6 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"{', '.join(config.env.policies)} are {len(config.env.policies)}: use one learner, which trains "
             "them side by side"
         )
-    guards = [name for name, guard in config.learner.guards if getattr(guard, "action", "") == "rollback"]
-    if guards:
-        raise ConfigError(
-            f"config key 'learner.guards.{guards[0]}.action': {num_learners} learners do not go back "
-            "together: set it to stop, and go on from a checkpoint with `shoal train --resume`"
-        )
     batch_envs = config.learner.batch_envs
     if batch_envs % num_learners:
         raise ConfigError(

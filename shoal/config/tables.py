@@ -67,10 +67,15 @@ class SampledTable(TableSection):
         None,
         gt=0,
         le=1e6,
-        description="Items sampled per item inserted; whoever is ahead waits. None: no ratio is kept.",
+        description="Items sampled per item inserted; whoever is ahead waits. None: no ratio is kept. Of "
+        "transitions, u learner steps per environment step are u x learner.batch_envs.",
     )
     ratio_tolerance: float = Field(
-        1000.0, gt=0, le=1e12, description="How many samples either side may be ahead of the ratio."
+        1000.0,
+        gt=0,
+        le=1e12,
+        description="How many samples either side may be ahead of the ratio: a few batches, and what an "
+        "append or two pay for, so that neither side waits for the other at every step.",
     )
     min_items: int = Field(1, ge=1, le=1 << 30, description="Items needed before anything is sampled.")
 

@@ -103,12 +103,31 @@ def _check_table(path: str, table: AnyTable, config: Config) -> None:
             f"config key '{path}.alpha': {algorithm.name} sets no priorities and uses no importance weights "
             f"(got {table.alpha}): set it to 0"
         )
+    if isinstance(table, SampledTable):
+        _check_begins(path, table, config)
     if isinstance(table, TransitionTable) and isinstance(algorithm, ReplayedSection):
         _check_same(path, "n_step", table.n_step, algorithm.n_step)
         _check_same(path, "discount", table.discount, algorithm.discount)
         _check_rewards_add_up(path, algorithm)
     if isinstance(table, SequenceTable) and isinstance(algorithm, R2d2Config):
         _check_burn_in(algorithm.burn_in, table.unrolls * config.actor.unroll_length)
+
+
+def _check_begins(path: str, table: SampledTable, config: Config) -> None:
+    """Steps count as they come into the table: all of them may have come before anything is sampled.
+
+    Nothing else about the ratio can make both sides wait for ever: a table lets the one or the other go on
+    whatever its tolerance is, and hands out a part of a batch if it may not hand out all.
+    """
+    steps_per_item = 1
+    if isinstance(table, SequenceTable):
+        steps_per_item = (table.unrolls - table.overlap_unrolls) * config.actor.unroll_length
+    needed, most = table.min_items * steps_per_item, config.stop.steps
+    if most is not None and needed >= most:
+        raise ConfigError(
+            f"config key '{path}.min_items': {table.min_items} items are {needed} environment steps, and the "
+            f"run ends after {most} (stop.steps): nothing would be learnt. Lower the one or raise the other"
+        )
 
 
 def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> None:

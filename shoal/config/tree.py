@@ -112,6 +112,11 @@ class ExplorationSection(Section):
         description="Deviation of Gaussian noise on the actions of a `deterministic` policy, in half widths "
         "of their bounds.",
     )
+    warmup: bool = Field(
+        True,
+        description="Actions are random until the learner's first step, for which the table's `min_items` "
+        "are needed. Of algorithms that learn from a replay only (apex, r2d2, sac, td3).",
+    )
 
 
 class ActorSection(Section):

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import spec_pb2 as shoal_dot_v1_dot_spec__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal/v1/weights_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\"\xa2\x01\n\x10SubscribeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rsubscriber_id\x18\x02 \x01(\t\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.EnvSpec\x12\x17\n\x0f\x63urrent_version\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x13\n\x0bpolicy_name\x18\x06 \x01(\t\"g\n\x11SubscribeResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x32X\n\x0eWeightsService\x12\x46\n\tSubscribe\x12\x1a.shoal.v1.SubscribeRequest\x1a\x1b.shoal.v1.SubscribeResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eshoal/v1/weights_service.proto\x12\x08shoal.v1\x1a\x13shoal/v1/spec.proto\"\xa2\x01\n\x10SubscribeRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rsubscriber_id\x18\x02 \x01(\t\x12\x1f\n\x04spec\x18\x03 \x01(\x0b\x32\x11.shoal.v1.EnvSpec\x12\x17\n\x0f\x63urrent_version\x18\x04 \x01(\x03\x12\x0e\n\x06policy\x18\x05 \x01(\t\x12\x13\n\x0bpolicy_name\x18\x06 \x01(\t\"z\n\x11SubscribeResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\x12\x11\n\tuntrained\x18\x06 \x01(\x08\x32X\n\x0eWeightsService\x12\x46\n\tSubscribe\x12\x1a.shoal.v1.SubscribeRequest\x1a\x1b.shoal.v1.SubscribeResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUBSCRIBEREQUEST']._serialized_start=66
   _globals['_SUBSCRIBEREQUEST']._serialized_end=228
   _globals['_SUBSCRIBERESPONSE']._serialized_start=230
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=333
-  _globals['_WEIGHTSSERVICE']._serialized_start=335
-  _globals['_WEIGHTSSERVICE']._serialized_end=423
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=352
+  _globals['_WEIGHTSSERVICE']._serialized_start=354
+  _globals['_WEIGHTSSERVICE']._serialized_end=442
 # @@protoc_insertion_point(module_scope)

@@ -23,15 +23,17 @@ class SubscribeRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., spec: _Optional[_Union[_spec_pb2.EnvSpec, _Mapping]] = ..., current_version: _Optional[int] = ..., policy: _Optional[str] = ..., policy_name: _Optional[str] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("version", "total_bytes", "sha256", "offset", "data")
+    __slots__ = ("version", "total_bytes", "sha256", "offset", "data", "untrained")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     version: int
     total_bytes: int
     sha256: bytes
     offset: int
     data: bytes
-    def __init__(self, version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    untrained: bool
+    def __init__(self, version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., untrained: _Optional[bool] = ...) -> None: ...

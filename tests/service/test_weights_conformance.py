@@ -45,10 +45,10 @@ class Rig:
         self.client = client
         self.subscribers: Callable[[], float] = lambda: 0.0
 
-    def publish(self, num_floats: int = 10) -> int:
+    def publish(self, num_floats: int = 10, untrained: bool = False) -> int:
         """A new version whose weights are all its number."""
         version = self.versions.next()
-        self.publisher.publish(version, {"a": np.full(num_floats, version, np.float32)})
+        self.publisher.publish(version, {"a": np.full(num_floats, version, np.float32)}, untrained)
         return version
 
 
@@ -122,6 +122,17 @@ def test_the_newest_comes_at_once_and_then_each_newer_one(run: Run) -> None:
         for _ in range(20):
             version = rig.publish()
             assert (await anext(subscription)).version == version
+
+    run(body)
+
+
+def test_whether_something_was_learnt_is_told(run: Run) -> None:
+    async def body(rig: Rig) -> None:
+        subscription = follow(rig)
+        for untrained in (True, True, False):
+            version = rig.publish(untrained=untrained)
+            snapshot = await anext(subscription)
+            assert (snapshot.version, snapshot.untrained) == (version, untrained)
 
     run(body)
 

@@ -13,7 +13,7 @@ from shoal.algorithms.apex.loss import apex_loss
 from shoal.algorithms.batch import Batch
 from shoal.config.algorithms import ApexConfig
 from shoal.config.network import PolicySection
-from shoal.policy.network import build_policy
+from shoal.policy.network import QPolicy, build_policy
 from shoal.records import ACTION_MASK, DiscreteAction
 from tests.unit.algorithms.q_tables import (
     AUTORESET,
@@ -24,7 +24,7 @@ from tests.unit.algorithms.q_tables import (
     make_batch,
     slow_return,
 )
-from tests.unit.policy.stepping import episode_starts, observe, random_state, spec_of
+from tests.unit.policy.stepping import VECTOR, episode_starts, mask_of, observe, random_state, spec_of
 
 CONFIG = ApexConfig(discount=0.9, n_step=3, huber_delta=1.5)
 
@@ -142,16 +142,26 @@ def test_items_without_a_step_have_no_priority_and_those_without_error_a_small_o
 
 
 def test_transitions_of_a_table_have_the_errors_of_the_steps_they_were_made_of() -> None:
-    policy, target, whole = TableQ(1), TableQ(2), make_batch()
-    errors = slow_errors(policy, target, whole, CONFIG)
+    spec = spec_of(DiscreteAction(NUM_ACTIONS), VECTOR, mask_of(NUM_ACTIONS))
+    policy, target = (build_policy(PolicySection(kind="q"), spec) for _ in range(2))
+    assert isinstance(policy, QPolicy)
+    assert isinstance(target, QPolicy)
+    whole = replace(make_batch(), observation=observe(spec, NUM_STEPS + 1, NUM_ENVS))
+    # Of a sequence whose rows have the values that the networks give them.
+    tables = []
+    for network in (policy, target):
+        table = TableQ(1)
+        table.q = nn.Parameter(network(whole.observation, whole.first_SB, {}).detach())
+        tables.append(table)
+    errors = slow_errors(tables[0], tables[1], whole, CONFIG)
+
     returns = [slow_return(whole, 0, b, CONFIG.n_step, CONFIG.discount) for b in range(NUM_ENVS)]
     reward, discount, row = (torch.tensor(values) for values in zip(*returns, strict=True))
     rows = torch.stack([torch.zeros_like(row), row])
-    for table in (policy, target):
-        table.q = nn.Parameter(table.q.detach()[rows, torch.arange(NUM_ENVS)])
     none = torch.zeros(2, NUM_ENVS, dtype=torch.bool)
     pairs = replace(
         whole,
+        observation={name: seen[rows, torch.arange(NUM_ENVS)] for name, seen in whole.observation.items()},
         action_SB=whole.action_SB[:2],
         reward_SB=torch.stack([reward, 0 * reward]),
         discount_SB=torch.stack([discount, 0 * discount]),
@@ -162,7 +172,10 @@ def test_transitions_of_a_table_have_the_errors_of_the_steps_they_were_made_of()
     output = apex_loss(policy, target, pairs, CONFIG)
     assert output.priority_B is not None
     expected = [abs(errors[0, b]) for b in range(NUM_ENVS)]
-    assert output.priority_B.tolist() == pytest.approx(expected, rel=1e-5)
+    assert output.priority_B.tolist() == pytest.approx(expected, rel=1e-4)
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in policy.parameters())
+    assert all(parameter.grad is None for parameter in target.parameters())
 
 
 @pytest.mark.parametrize("settings", [{}, {"frame_stack": 3}, {"recurrent": "gru", "dueling": False}])

@@ -200,6 +200,24 @@ def test_a_burn_in_must_leave_something_of_the_sequence() -> None:
         check_trainable(sequences(20))
 
 
+@pytest.mark.parametrize(
+    ("table", "steps"),
+    [
+        ("{kind: transition, min_items: 1000}", 1000),
+        ("{kind: sequence, min_items: 50}", 50 * 20),
+        ("{kind: sequence, min_items: 50, unrolls: 4, overlap_unrolls: 1}", 50 * 3 * 20),
+    ],
+)
+def test_a_run_that_ends_before_anything_is_sampled_is_refused(table: str, steps: int) -> None:
+    sets = [f"replay.tables.train={table}", "algorithm={name: apex, n_step: 1}", "actor.unroll_length=20"]
+    check_trainable(load_config(None, sets, {}))
+    check_trainable(load_config(None, [*sets, f"stop.steps={steps + 1}"], {}))
+    with pytest.raises(
+        ConfigError, match=rf"train\.min_items': \d+ items are {steps} environment steps, .*after {steps} \("
+    ):
+        check_trainable(load_config(None, [*sets, f"stop.steps={steps}"], {}))
+
+
 @pytest.mark.parametrize("state", ["policy.frame_stack=4", "policy.recurrent=lstm"])
 def test_a_policy_with_state_needs_more_than_single_transitions(state: str) -> None:
     for kind in ("queue", "sequence"):

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from services.inference.hot_swap import HotSwap
 from shoal.errors import UserError
 from shoal.policy.network import Choice, Policy, build_policy
+from shoal.records import DiscreteAction, EnvSpec
 from tests.unit.inference.tracer import NUM_INPUTS, POLICY, SPEC, snapshot, tensors, versions_seen
 
 
@@ -80,3 +81,16 @@ def test_policies_that_act_need_no_gradients() -> None:
     swap, _ = swap_with_log()
     load(swap, 1)
     assert not any(parameter.requires_grad for parameter in swap.newest().policy.parameters())
+
+
+def test_untrained_weights_are_for_policies_that_can_act_at_random() -> None:
+    swap, _ = swap_with_log()
+    with pytest.raises(UserError, match="epsilon"):
+        swap.load(1, snapshot(1).data, untrained=True)
+    discrete = EnvSpec("Discrete-v0", SPEC.observation, DiscreteAction(2))
+    swap = HotSwap(lambda: build_policy(POLICY, discrete), torch.device("cpu"))
+    data = save(dict(build_policy(POLICY, discrete).state_dict()))
+    swap.load(1, data, untrained=True)
+    assert swap.newest().untrained
+    swap.load(2, data)
+    assert not swap.newest().untrained

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -102,3 +104,16 @@ def test_greedy_is_per_request() -> None:
     greedy, sampled = actions(runner(128).run([request(*codes), request(*codes, greedy=False)], loaded))
     assert greedy == codes
     assert sampled != codes
+
+
+def test_of_untrained_weights_actions_are_random_but_for_the_greedy() -> None:
+    """50 actions: that a copycat's 64 rows are right by chance in more than 10 does not happen."""
+    loaded = replace(copycat(), untrained=True)
+    codes = [code % 50 for code in range(64)]
+    requests = [request(*codes), request(*codes, greedy=False)]
+    greedy, explored = actions(runner(128).run(requests, loaded))
+    assert greedy == codes
+    assert sum(a == b for a, b in zip(explored, codes, strict=True)) <= 10
+    assert len(set(explored)) > 20
+    (alone,) = actions(runner(128).run([request(*codes, greedy=False)], loaded))
+    assert sum(a == b for a, b in zip(alone, codes, strict=True)) <= 10

@@ -120,7 +120,7 @@ def newest_step(root: Path, last_safe: int) -> int:
 
 def main(kind: str, directory: str, rounds: str, seed: str) -> None:
     root, rng = Path(directory), random.Random(int(seed))
-    totals = {"rounds": int(rounds), "torn": 0, "leftovers": 0, "numbers": 0, "gone_back": 0}
+    totals = {"rounds": int(rounds), "torn": 0, "leftovers": 0, "numbers": 0, "gone_back": 0, "loaded": 0}
     last = -1
     for _ in range(int(rounds)):
         if kind == "versions":
@@ -132,6 +132,7 @@ def main(kind: str, directory: str, rounds: str, seed: str) -> None:
             totals["leftovers"] += sum(path.name.startswith(".tmp-") for path in root.iterdir())
             totals["torn"] += count_torn(root)
             last = newest_step(root, told[-1])
+            totals["loaded"] += 1
         else:
             told = kill_one(write_unprotected, root, 0, rng)
             totals["torn"] += count_torn(root)

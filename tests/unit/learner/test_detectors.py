@@ -115,6 +115,7 @@ def test_no_batch_for_long_is_found_while_waiting_and_goes_with_the_next() -> No
     detector = Stall(ThroughputStall(no_batch_s=60.0))
     detector.look(0, 1000.0)
     assert detector.finding is None, "before the first batch a run starts, it does not stall"
+    detector.batch(0, 999.0)
     detector.batch(1, 1000.0)
     detector.look(1, 1059.0)
     assert detector.finding is None
@@ -123,6 +124,22 @@ def test_no_batch_for_long_is_found_while_waiting_and_goes_with_the_next() -> No
     assert detector.finding.text == "no batch has come for 61 s (limit 60 s)"
     detector.batch(2, 1062.0)
     assert detector.finding is None
+
+
+def test_batches_that_always_take_minutes_are_no_stall() -> None:
+    detector = Stall(ThroughputStall())
+    now = 0.0
+    for step in range(20):
+        detector.batch(step, now)
+        for _ in range(400):
+            now += 0.5
+            detector.look(step, now)
+            assert detector.finding is None
+    for _ in range(2 * 900):
+        now += 0.5
+        detector.look(20, now)
+    assert detector.finding is not None
+    assert "no batch has come for 1100 s (limit 1000 s)" in detector.finding.text
 
 
 def test_a_speed_far_below_the_best_is_found_and_forgiven() -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from services.learner.guards import GuardError, Guards, resident_bytes
 from services.learner.metrics import LearnerMetrics
+from services.learner.saver import CheckpointSaver
 from shoal.config.guards import GuardsSection
 from shoal.errors import NonFiniteError, UserError
 from shoal.records import DiscreteAction, Trajectory
@@ -94,7 +95,9 @@ def test_data_that_stop_coming(tmp_path: Path) -> None:
     rig.loop._guards._clock = lambda: 2.0 * next(ticks)
     for _ in range(2):
         rig.packer.add(trajectory())
-    with pytest.raises(GuardError, match=r"guard throughput_stall: no batch has come for 6 s \(limit 5 s\)"):
+    with pytest.raises(
+        GuardError, match=r"guard throughput_stall: no batch has come for 12 s \(limit 10 s\)"
+    ):
         rig.loop.run()
     rig.summaries.close()
     saved = rig.store.newest()
@@ -129,7 +132,9 @@ def test_one_that_comes_and_goes_is_told_once_a_minute(caplog: pytest.LogCapture
     guards = Guards(settings, DiscreteAction(2), LearnerMetrics(registry).of("red"), lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(20):
-            guards._stall.batch(1, now)
+            for _ in range(40):
+                # Many quick ones, so that two seconds are long.
+                guards._stall.batch(1, now)
             guards.waited(1)
             now += 2.0
             guards.waited(1)
@@ -185,15 +190,24 @@ class TestRollback:
             rig.run(trajectory(reward=3e38))
         assert fired(rig) == {"non_finite": 1.0}
 
-    def test_an_explosion_goes_back_to_before_it(self, tmp_path: Path) -> None:
-        """Checkpoints are asked for after every step: those of the explosion are passed over."""
+    def test_an_explosion_goes_back_to_before_it(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One of every twenty steps is saved: those of the explosion are passed over."""
         rig = guarded(
             tmp_path,
-            learner={"checkpoint_every_s": 30.0, "keep_checkpoints": 1000},
+            learner={"checkpoint_every_s": 40.0, "keep_checkpoints": 1000},
             gradient_explosion={"action": "rollback"},
         )
         ticks = iter(range(100_000))
-        rig.loop._clock = lambda: 31.0 * next(ticks)
+        rig.loop._clock = lambda: 2.0 * next(ticks)
+        save = CheckpointSaver.save
+
+        def save_and_wait(self: CheckpointSaver, *arguments: Any) -> None:
+            save(self, *arguments)
+            self.wait()
+
+        monkeypatch.setattr(CheckpointSaver, "save", save_and_wait)
         calm, wild = [trajectory()] * 100, [trajectory(reward=1e5)] * 32
         gone_back: list[int] = []
         roll_back = rig.loop._roll_back

@@ -69,11 +69,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.published: list[tuple[int, dict[str, np.ndarray]]] = []
+        self.untrained: list[int] = []
         self.at_first: Callable[[], None] = lambda: None
 
-    def publish(self, version: int, weights: dict[str, np.ndarray]) -> None:
+    def publish(self, version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
         if not self.published:
             self.at_first()
+        if untrained:
+            self.untrained.append(version)
         self.published.append((version, weights))
 
     @property
@@ -424,3 +427,19 @@ def test_priorities_go_back_for_the_items_of_each_batch(tmp_path: Path) -> None:
         rig.ring.put_ready(slot)
     rig.run()
     assert sent == [([0, 1, 2, 3, 4, 5], [2.0] * NUM_ENVS)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "warmup", "untrained"), [("apex", True, [0]), ("apex", False, []), ("impala", True, [])]
+)
+def test_the_first_weights_say_that_actions_are_to_be_random(
+    tmp_path: Path, algorithm: str, warmup: bool, untrained: list[int]
+) -> None:
+    """Until the first step: a second life goes on without."""
+    changes = {"algorithm": {"name": algorithm, "n_step": 1} if algorithm == "apex" else {}}
+    rig = Rig(tmp_path, exploration={"warmup": warmup}, **changes)
+    assert rig.run(*[trajectory()] * 2).learner_steps == 2
+    assert rig.publisher.untrained == untrained
+    again = Rig(tmp_path, exploration={"warmup": warmup}, **changes)
+    again.run()
+    assert again.publisher.untrained == []

@@ -50,6 +50,9 @@ def test_what_is_published_is_handed_out(tmp_path: Path) -> None:
         snapshot = await waiting
         assert (snapshot.version, value_of(snapshot)) == (0, 1.5)
         assert (await publisher.newer_than(-1)).version == 0
+        assert not (await publisher.newer_than(-1)).untrained
+        publisher.publish(1, weights(1.5), untrained=True)
+        assert (await publisher.newer_than(0)).untrained
 
     run(tmp_path, body)
 
