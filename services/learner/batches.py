@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -93,18 +94,18 @@ class BatchLayout:
 
     def why_unusable_transitions(self, columns: Columns) -> str | None:
         """The same of the columns [B, ...] of transitions."""
-        specs = (
-            *self.spec.observation,
-            *(replace(spec, name=NEXT + spec.name) for spec in self.spec.observation),
-            *(spec for spec in self.columns() if spec.name in self._first_row),
-        )
-        problem = _why_other_columns(specs, columns, num_leading=1)
+        problem = _why_other_columns(self._of_transitions, columns, num_leading=1)
         return problem or _why_out_of_range(self.spec.action, columns[ACTION][np.newaxis])
 
-    @property
-    def _first_row(self) -> frozenset[str]:
-        """What a transition has besides observations: of its first step, or of all together."""
-        return frozenset((ACTION, REWARD, POLICY_VERSION, DISCOUNT, *(spec.name for spec in self.behaviour)))
+    @cached_property
+    def _of_transitions(self) -> tuple[ArraySpec, ...]:
+        """What a transition has: two observations, and what is of its first step or of all together."""
+        others = {ACTION, REWARD, POLICY_VERSION, DISCOUNT, *(spec.name for spec in self.behaviour)}
+        return (
+            *self.spec.observation,
+            *(replace(spec, name=NEXT + spec.name) for spec in self.spec.observation),
+            *(spec for spec in self.columns() if spec.name in others),
+        )
 
 
 def _why_other_columns(specs: Iterable[ArraySpec], columns: Columns, num_leading: int) -> str | None:

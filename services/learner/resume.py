@@ -47,7 +47,7 @@ def build_or_resume(
         algorithm,
         config.algorithm.max_grad_norm,
         settings.accumulate,
-        peers=peers,
+        peers,
         precision=Precision(settings.precision, device.type),
         compile_loss=settings.compile,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.config.algorithms import PpoConfig
+from shoal.config.algorithms import is_synchronous
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -76,19 +76,13 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"{', '.join(config.env.policies)} are {len(config.env.policies)}: use one learner, which trains "
             "them side by side"
         )
-    guards = [name for name, guard in config.learner.guards if getattr(guard, "action", "") == "rollback"]
-    if guards:
-        raise ConfigError(
-            f"config key 'learner.guards.{guards[0]}.action': {num_learners} learners do not go back "
-            "together: set it to stop, and go on from a checkpoint with `shoal train --resume`"
-        )
     batch_envs = config.learner.batch_envs
     if batch_envs % num_learners:
         raise ConfigError(
             f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
             f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
         )
-    if isinstance(config.algorithm, PpoConfig) and config.algorithm.synchronous:
+    if is_synchronous(config.algorithm):
         raise ConfigError(
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
             "while all actors wait for the next version: set it to false, or use one learner"

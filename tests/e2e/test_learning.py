@@ -33,6 +33,19 @@ def test_cartpole_is_learned_with_replicas_and_shards(tmp_path: Path) -> None:
         assert min(work.values()) > 0.1 * sum(work.values()) / count, f"{service} idle: {work}"
 
 
+@pytest.mark.parametrize(("preset", "budget"), [("ppo_cartpole", 300_000), ("appo_cartpole", 2_000_000)])
+def test_cartpole_is_learned_in_passes(tmp_path: Path, preset: str, budget: int) -> None:
+    run_dir = RunDir(tmp_path / "run")
+    goal = ("--until-return", "475", "--steps", str(budget))
+    with shoal("train", preset, *goal, "--run-dir", "run", cwd=tmp_path) as run:
+        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
+        run.assert_nothing_left()
+    result = json.loads(run_dir.result.read_text())
+    print(result)
+    assert result["reason"] == "until_return"
+    assert result["mean_return"] >= 475
+
+
 @pytest.mark.parametrize("preset", ["sac_pendulum", "td3_pendulum"])
 def test_pendulum_is_learned_from_replay(tmp_path: Path, preset: str) -> None:
     """Continuous actions, sampled transitions; the budget is of environment steps."""

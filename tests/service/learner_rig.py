@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
+import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load
@@ -44,6 +45,7 @@ def payload(
     length: int = LENGTH,
     num_actions: int = 2,
     width: int = 4,
+    episode_return: float = 7.0,
     **states: np.ndarray,
 ) -> bytes:
     leading = (length + 1, NUM_ENVS)
@@ -61,7 +63,7 @@ def payload(
                 "log_prob": np.full(leading, -0.69, np.float32),
                 **states,
             },
-            (Episode(7.0, 5),) * 3,
+            (Episode(episode_return, 5),) * 3,
         )
     )
 
@@ -75,9 +77,10 @@ class Program:
         self._announce = directory / f"{name}.json"
         self.process: asyncio.subprocess.Process | None = None
 
-    async def spawn(self, *settings: str) -> asyncio.subprocess.Process:
+    async def spawn(self, *settings: str, launcher: Sequence[str] = ()) -> asyncio.subprocess.Process:
+        """`launcher` are arguments of Python in front of the service's own."""
         overrides = [part for setting in settings for part in ("--set", setting)]
-        arguments = ["-m", f"services.{self._name}", "--config", str(self._config), *overrides]
+        arguments = [*launcher, "-m", f"services.{self._name}", "--config", str(self._config), *overrides]
         self.process = await asyncio.create_subprocess_exec(
             sys.executable, *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
         )
@@ -107,6 +110,9 @@ class Program:
 
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
+            # Those of a launcher too: they would keep stderr open.
+            for child in psutil.Process(self.process.pid).children():
+                child.kill()
             self.process.kill()
             await self.process.communicate()
 
@@ -125,13 +131,16 @@ class Side:
     versions: list[int] = field(default_factory=list)
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     num_sent: int = 0
+    # Of what its actors send.
+    episode_return: float = 7.0
 
     @property
     def current(self) -> int:
         return self.versions[-1] if self.versions else -1
 
     def payload(self) -> bytes:
-        return payload(self.current, width=self.spec.observation[0].shape[0])
+        width = self.spec.observation[0].shape[0]
+        return payload(self.current, width=width, episode_return=self.episode_return)
 
 
 class Rig:
@@ -226,9 +235,11 @@ class Rig:
             finally:
                 await client.close()
 
-    async def version_above(self, version: int, side: Side | None = None) -> int:
+    async def version_above(
+        self, version: int, side: Side | None = None, patience_s: float = PATIENCE_S
+    ) -> int:
         side = side or self.only
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             while side.current <= version:
                 await asyncio.sleep(0.01)
         return side.current

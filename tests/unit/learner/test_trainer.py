@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.learner.optimiser import Adam, FlatParameters
 from services.learner.trainer import Trainer
@@ -77,6 +80,30 @@ def test_adam_equals_torch() -> None:
         reference.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+class Kernels(TorchDispatchMode):
+    """Counts operations that compute; views do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_of_adam_is_a_few_kernels_however_many_layers() -> None:
+    flat = FlatParameters(nn.Sequential(*[nn.Linear(4, 4) for _ in range(20)]))
+    adam = Adam(flat, lambda group: 1e-3)
+    with Kernels() as kernels:
+        adam.step(flat.groups)
+    print(f"{len(kernels.names)} kernels for 40 parameters: {', '.join(kernels.names)}")
+    assert 0 < len(kernels.names) <= 10
 
 
 def test_flat_parameters_are_the_modules_own() -> None:

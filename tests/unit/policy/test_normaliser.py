@@ -8,6 +8,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor
 
+from services.learner.peers import Alone
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.algorithms.batch import Batch
@@ -203,10 +204,17 @@ def test_a_policy_is_trained_as_it_acted() -> None:
         assert normaliser_of(policy).count.item() == count + 20
 
 
+class Twins(Alone):
+    """Of two learners that see the same."""
+
+    def sum(self, vector: Tensor) -> Tensor:
+        return 2.0 * vector
+
+
 def test_statistics_of_several_learners_are_added_up() -> None:
     spec = spec_of(DiscreteAction(3))
     policy, twin = build(spec), build(spec)
-    doubled = Trainer(build_algorithm(ImpalaConfig(), policy), 0.5, total=lambda moments: 2.0 * moments)
+    doubled = Trainer(build_algorithm(ImpalaConfig(), policy), 0.5, peers=Twins())
     once = Trainer(build_algorithm(ImpalaConfig(), twin), 0.5)
     seen, first = shifted(spec, 6, 4), torch.zeros(6, 4, dtype=torch.bool)
     doubled.step(make_batch(seen, first))
