@@ -36,7 +36,7 @@ from shoal.config.algorithms import ReplayedSection, is_synchronous
 from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
-from shoal.records import EnvSpec
+from shoal.records import EnvSpec, Episode
 
 log = logging.getLogger(__name__)
 
@@ -157,19 +157,26 @@ class TrainingLoop:
         is_stopping, version = self._ring.is_closed, self._progress.policy_version
         if slot is None:
             return hold_round(self._peers, Told(is_stopping, has_batch=False, policy_version=version))
-        # Every learner hears all that comes into a sampled table: one of them counts it.
-        counts = slot.refs is None or self._peers.rank == 0
-        env_steps, episodes = (slot.env_steps, slot.episodes) if counts else (0, [])
+        env_steps, episodes = self._counted(slot)
         told = Told(is_stopping, True, env_steps, slot.num_transitions, version, len(episodes))
         return hold_round(self._peers, told, episodes)
+
+    def _counted(self, slot: BatchSlot) -> tuple[int, list[Episode]]:
+        """Environment steps and episodes that came with a batch, for this learner to count.
+
+        Every learner hears all that comes into a sampled table: the chief counts it.
+        """
+        counts = slot.refs is None or self._peers.rank == 0
+        return (slot.env_steps, slot.episodes) if counts else (0, [])
 
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if all of it is too old."""
         self._progress.policy_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
         self._progress.count_data(agreed.env_steps, agreed.episodes)
-        self._metrics.env_steps.inc(slot.env_steps)
-        self._metrics.episodes.inc(len(slot.episodes))
+        env_steps, episodes = self._counted(slot)
+        self._metrics.env_steps.inc(env_steps)
+        self._metrics.episodes.inc(len(episodes))
         try:
             fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)

@@ -9,7 +9,7 @@ Legend: T transitions, S = T + 1 rows, B environments, P parameters of the actio
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -50,8 +50,6 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
         super().__init__(config, policy)
         self._clipped = config
-        # Sums a vector over all learners, so that they normalise and stop alike; alone it stays as it is.
-        self.sum_over_learners: Callable[[Tensor], Tensor] = lambda sums: sums
         # Divergence times weight, and weight, of the losses since the last step.
         self._divergence: list[Tensor] = []
 

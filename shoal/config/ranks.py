@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.config.algorithms import PpoConfig
+from shoal.config.algorithms import is_synchronous
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -82,7 +82,7 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
             f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
         )
-    if isinstance(config.algorithm, PpoConfig) and config.algorithm.synchronous:
+    if is_synchronous(config.algorithm):
         raise ConfigError(
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
             "while all actors wait for the next version: set it to false, or use one learner"

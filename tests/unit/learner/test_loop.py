@@ -21,7 +21,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.loop import TrainingLoop
 from services.learner.metrics import LearnerMetrics
 from services.learner.parts import Parts
-from services.learner.peers import Alone
+from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Progress
 from services.learner.publisher import WeightsPublisher
@@ -87,7 +87,10 @@ class Recorder:
 class Rig:
     """One life of a learner over a run directory."""
 
-    def __init__(self, run_dir: Path, spec: EnvSpec = SPEC, **changes: dict[str, Any]) -> None:
+    def __init__(
+        self, run_dir: Path, spec: EnvSpec = SPEC, peers: Peers | None = None, **changes: dict[str, Any]
+    ) -> None:
+        peers = peers or Alone()
         tree: dict[str, Any] = {
             "run": {"dir": str(run_dir)},
             "actor": {"unroll_length": LENGTH},
@@ -105,7 +108,7 @@ class Rig:
         versions = VersionCounter(place.dir / "policy_version")
         parts = Parts(place, cast(WeightsPublisher, self.publisher), versions, self.store, metrics)
         cpu = torch.device("cpu")
-        resumed = build_or_resume(self.config, parts, spec, cpu, Alone())
+        resumed = build_or_resume(self.config, parts, spec, cpu, peers)
         algorithm = resumed.algorithm
         layout = BatchLayout(spec, algorithm.policy.state, algorithm.behaviour, LENGTH, NUM_ENVS)
         self.ring = BatchRing([BatchSlot(layout, cpu) for _ in range(2)])
@@ -113,8 +116,16 @@ class Rig:
         self.summaries = Summaries(place.dir / "tensorboard")
         self.now = 100.0
         self.loop = TrainingLoop(
-            self.config, spec, resumed, self.ring, parts, self.summaries, clock=lambda: self.now
+            self.config,
+            spec,
+            resumed,
+            self.ring,
+            parts,
+            self.summaries,
+            clock=lambda: self.now,
+            peers=peers,
         )
+        self.resumed = resumed
 
     def run(self, *batches: Trajectory) -> RunResult:
         """Feed batches, then stop if the loop has not stopped by itself."""
