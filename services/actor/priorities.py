@@ -40,7 +40,7 @@ class FirstPriorities:
         self._errors: deque[np.ndarray] | None = None if unrolls is None else deque(maxlen=unrolls)
 
     def of(self, columns: Columns) -> np.ndarray:
-        # What is not finite is the learner's to complain of: it comes there first.
+        # What is not finite is the shard's to refuse: it says which column it is.
         with np.errstate(all="ignore"):
             error_TE = np.nan_to_num(np.abs(self._errors_of(columns)), nan=_MOST_PRIORITY)
         error_TE = np.where(columns[FIRST][1:], np.nan, error_TE.clip(_LEAST_PRIORITY, _MOST_PRIORITY))

@@ -137,18 +137,14 @@ class Trainer:
 
     def weights(self) -> Arrays:
         """A copy of the policy's weights by name, to publish. Raises NonFiniteError."""
-        parameters, buffers = self._tensors()
-        return {
-            name.removeprefix(_POLICY): array
-            for name, array in (parameters | buffers).items()
-            if name.startswith(_POLICY)
-        }
+        arrays = self._arrays(self._algorithm.policy.state_dict(prefix=_POLICY))
+        return {name.removeprefix(_POLICY): array for name, array in arrays.items()}
 
     def state(self) -> Arrays:
         """A copy of everything that training goes on from. Raises NonFiniteError."""
-        parameters, buffers = self._tensors()
+        arrays = self._arrays(self._algorithm.state_dict())
         return (
-            {_stored_name(name): array for name, array in (parameters | buffers).items()}
+            {_stored_name(name): array for name, array in arrays.items()}
             | _prefixed(_EXP_AVG, self._flat.arrays(self._optimiser.exp_avg))
             | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
             | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
@@ -184,24 +180,21 @@ class Trainer:
             return {}
         return {_RNG_CUDA: torch.cuda.get_rng_state(self._flat.data.device).numpy()}
 
-    def _tensors(self) -> tuple[Arrays, Arrays]:
-        """Copies of trained parameters and of everything else in the algorithm. Raises NonFiniteError."""
+    def _arrays(self, tensors: dict[str, Tensor]) -> Arrays:
+        """Copies of some of the algorithm's tensors. Raises NonFiniteError."""
+        # All trained parameters in one copy, and one norm for them; the others are few, or copies of them.
         parameters = self._flat.arrays(self._flat.data)
-        buffers = {
-            name: tensor.cpu().numpy().copy()
-            for name, tensor in self._algorithm.state_dict().items()
-            if name not in parameters
+        others = {
+            name: tensor.cpu().numpy().copy() for name, tensor in tensors.items() if name not in parameters
         }
-        self._check_finite(buffers)
-        return parameters, buffers
+        self._check_finite(tensors, others)
+        return {name: others[name] if name in others else parameters[name] for name in tensors}
 
-    def _check_finite(self, buffers: Arrays) -> None:
-        # One norm for all parameters; the others are few, or copies of them.
+    def _check_finite(self, tensors: dict[str, Tensor], others: Arrays) -> None:
         norm = torch.linalg.vector_norm(self._flat.data).item()
-        if math.isfinite(norm) and all(np.isfinite(array).all() for array in buffers.values()):
+        if math.isfinite(norm) and all(np.isfinite(array).all() for array in others.values()):
             return
-        tensors = self._algorithm.state_dict().items()
-        bad = [name.removeprefix(_POLICY) for name, tensor in tensors if not tensor.isfinite().all()]
+        bad = [name.removeprefix(_POLICY) for name, tensor in tensors.items() if not tensor.isfinite().all()]
         raise NonFiniteError(
             f"NaN or infinity in the weights after learner step {self.num_steps}: "
             f"{', '.join(bad) or 'the norm overflows'}. They are not published. {_ADVICE}"

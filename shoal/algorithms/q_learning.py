@@ -1,4 +1,4 @@
-"""What Ape-X and R2D2 do alike: double Q-learning, weighted steps, priorities. Pure functions, any device.
+"""What Ape-X and R2D2 do alike: double Q-learning, priorities. Pure functions, any device.
 
 Nothing waits for the device.
 
@@ -42,16 +42,6 @@ def values(batch: Batch, q_SBA: Tensor, target_q_SBA: Tensor, *, double: bool) -
             return Values(taken_TB, best_SB, hide(target_q_SBA, allowed_SBA).amax(-1))
         bootstrap_SB = target_q_SBA.gather(-1, action_SB.unsqueeze(-1)).squeeze(-1)
         return Values(taken_TB, best_SB, bootstrap_SB)
-
-
-def weighted_mean(loss_TB: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The mean over steps that count, each times its importance weight; and the number of these steps.
-
-    Not divided by the sum of the weights: an item that is sampled too often is to count for less.
-    """
-    weight_TB = batch.valid_TB * batch.weight_B
-    num = weight_TB.count_nonzero().clamp(min=1).to(weight_TB.dtype)
-    return (loss_TB * weight_TB).sum() / num, num
 
 
 @torch.no_grad()

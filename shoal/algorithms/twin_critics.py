@@ -15,30 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.counted import Counted
 from shoal.algorithms.q_learning import priority
-
-
-class Counted(NamedTuple):
-    """How much each step counts: not at all if it has no transition, else as its importance weight says.
-
-    Means are over the number of steps that count, so that the weights scale each step's own gradient.
-    """
-
-    weight_TB: Tensor
-    num: Tensor
-
-    def mean(self, values_TB: Tensor) -> Tensor:
-        """Of a loss."""
-        return (values_TB * self.weight_TB).sum() / self.num
-
-    def average(self, values_TB: Tensor) -> Tensor:
-        """Of a metric, which weights must not make smaller."""
-        return (values_TB * self.weight_TB).sum() / self.weight_TB.sum().clamp(min=1e-8)
-
-
-def counted(batch: Batch) -> Counted:
-    weight_TB = batch.valid_TB * batch.weight_B
-    return Counted(weight_TB, weight_TB.count_nonzero().clamp(min=1).to(weight_TB.dtype))
 
 
 class CriticLoss(NamedTuple):

@@ -219,8 +219,3 @@ AnyAlgorithm = Annotated[
 def is_synchronous(algorithm: AnyAlgorithm) -> bool:
     """Whether actors wait for the newest version, and the learner trains on nothing else."""
     return isinstance(algorithm, PpoConfig) and algorithm.synchronous
-
-
-def max_wait_s(algorithm: AnyAlgorithm) -> float:
-    """Of a synchronous actor for the newest version; 0 for others, which never wait."""
-    return algorithm.max_wait_s if isinstance(algorithm, PpoConfig) and algorithm.synchronous else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,18 @@ from pydantic import SecretStr
 from services.replay.drain import leave
 from services.replay.shard import OPENING
 from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.clients.replay_shard import Outcome
+from shoal.clients.replay_shard import MAX_EPISODES, Outcome, max_item_bytes
 from shoal.config.connections import LimitsSection, SecuritySection
 from shoal.config.tables import AnyTable, QueueTable, SequenceTable
 from shoal.errors import ResourceExhaustedError, UnauthenticatedError, UnavailableError
-from shoal.records import PROTOCOL_VERSION, Life
+from shoal.records import PROTOCOL_VERSION, Episode, Life
 from shoal.rpc.channel import open_channel
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
 from shoal.v1 import spec_pb2, tensor_pb2
+from shoal.wire import encode_trajectory
 from tests.service.replay_server import LIMITS, OPEN, RPC, Served, append_of, served, until
-from tests.unit.replay.payloads import payload
+from tests.unit.replay.payloads import payload, trajectory
 
 LIFE = Life("actor", "run")
 PAYLOAD = payload()
@@ -215,7 +217,7 @@ def test_an_item_that_fills_a_message_is_refused_on_the_way_in_not_on_the_way_ou
             append = await client.open_append(Life("ä" * 128, "ö" * 128), "train")
             sample = await client.open_sample("train")
             outcomes = set()
-            for envs in range(7500, 7900, 20):
+            for envs in range(6600, 7000, 20):
                 item = payload(rows=2, envs=envs, width=1)
                 await append.send(append_of(envs, item))
                 outcome = (await append.receive()).outcome
@@ -225,6 +227,32 @@ def test_an_item_that_fills_a_message_is_refused_on_the_way_in_not_on_the_way_ou
                     (got,) = (await sample.receive()).items
                     assert got.payloads == (item,)
             assert outcomes == {Outcome.STORED, Outcome.REJECTED}
+            await client.close()
+
+    run(test)
+
+
+def test_an_item_that_fills_a_message_and_all_that_is_told_of_episodes_fit(tmp_path: Path) -> None:
+    async def test() -> None:
+        limits = LimitsSection(max_message_bytes=1 << 16)
+        async with served(tmp_path, limits=limits, table=SequenceTable(max_items=100)) as server:
+            client = server.client(limits=limits)
+            append = await client.open_append(Life("ä" * 128, "ö" * 128), "train")
+            sample = await client.open_sample("train")
+            await sample.request(0)
+            await sample.receive()
+            item, width = b"", 22
+            while len(item) < max_item_bytes(limits.max_message_bytes) - 1200:
+                width += 1
+                unroll = trajectory(rows=MAX_EPISODES + 10, envs=1, width=width)
+                item = encode_trajectory(replace(unroll, episodes=(Episode(-1e300, 1 << 62),) * MAX_EPISODES))
+            await append.send(append_of(0, item))
+            ack = await append.receive()
+            assert ack.outcome is Outcome.STORED, ack.reason
+            await sample.request(1)
+            got = await sample.receive()
+            assert got.items[0].payloads == (item,)
+            assert len(got.episodes) == MAX_EPISODES
             await client.close()
 
     run(test)

@@ -15,8 +15,9 @@ from torch.nn import functional
 
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
-from shoal.algorithms.q_learning import curves, priority, values, weighted_mean
+from shoal.algorithms.q_learning import curves, priority, values
 from shoal.config.algorithms import ApexConfig
 from shoal.policy.network import QPolicy
 
@@ -30,11 +31,12 @@ def apex_loss(policy: QPolicy, target: QPolicy, batch: Batch, config: ApexConfig
 
     # l_t = 1/2 (G_t - q(S_t, A_t, theta))^2, linear beyond delta.
     loss_TB = functional.huber_loss(found.taken_TB, target_TB, reduction="none", delta=config.huber_delta)
-    loss, num = weighted_mean(loss_TB, batch)
+    steps = counted(batch)
+    loss = steps.mean(loss_TB)
 
     # p_k = |G_t - q(S_t, A_t, theta)|
     priority_B = priority(target_TB - found.taken_TB.detach(), batch.valid_TB, max_share=0.0)
-    return LossOutput(loss, curves(batch, found, target_TB), num, priority_B)
+    return LossOutput(loss, curves(batch, found, target_TB), steps.num, priority_B)
 
 
 def q_values(policy: QPolicy, target: QPolicy, batch: Batch) -> tuple[Tensor, Tensor]:

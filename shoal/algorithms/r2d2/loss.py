@@ -12,8 +12,9 @@ import torch
 
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
-from shoal.algorithms.q_learning import curves, priority, values, weighted_mean
+from shoal.algorithms.q_learning import curves, priority, values
 from shoal.algorithms.rescaling import rescaled, unscaled
 from shoal.config.algorithms import R2d2Config
 from shoal.policy.network import QPolicy
@@ -28,14 +29,15 @@ def r2d2_loss(policy: QPolicy, target: QPolicy, batch: Batch, config: R2d2Config
 
     # y_t = h(sum of gamma^k r_t+k + gamma^n h^-1(Q(s_t+n, a*, theta-))), a* = argmax_a Q(s_t+n, a, theta)
     epsilon = config.rescale_epsilon
-    steps = n_step(batch, config.n_step, config.discount)
-    target_TB = rescaled(steps.target(unscaled(found.bootstrap_SB, epsilon)), epsilon)
+    returns = n_step(batch, config.n_step, config.discount)
+    target_TB = rescaled(returns.target(unscaled(found.bootstrap_SB, epsilon)), epsilon)
 
-    loss, num = weighted_mean(0.5 * (target_TB - found.taken_TB).square(), batch)
+    steps = counted(batch)
+    loss = 0.5 * steps.mean((target_TB - found.taken_TB).square())
 
     # p = eta max |delta| + (1 - eta) mean |delta|
     priority_B = priority(target_TB - found.taken_TB.detach(), batch.valid_TB, config.priority_max_share)
-    return LossOutput(loss, curves(batch, found, target_TB), num, priority_B)
+    return LossOutput(loss, curves(batch, found, target_TB), steps.num, priority_B)
 
 
 def burnt_in(policy: QPolicy, batch: Batch, num_steps: int) -> Batch:

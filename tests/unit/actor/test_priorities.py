@@ -9,19 +9,42 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
+import services.actor.loop
+from services.actor.loop import Actor
+from services.actor.metrics import ActorMetrics
 from services.actor.priorities import FirstPriorities, conditioned, first_priorities, rescaled, unscaled
+from services.actor.split import split_by_env
+from services.replay.shard import Shard
 from shoal.algorithms.apex.loss import apex_loss
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.r2d2.loss import r2d2_loss
 from shoal.algorithms.rescaling import rescaled as rescaled_tensor
 from shoal.algorithms.rescaling import unscaled as unscaled_tensor
 from shoal.algorithms.rewards import RewardConditioner
+from shoal.clients.replay_shard import Append, Outcome
 from shoal.config.algorithms import ApexConfig, ImpalaConfig, R2d2Config
 from shoal.config.connections import LimitsSection
+from shoal.config.load import build_config
 from shoal.config.tables import QueueTable, SequenceTable, TransitionTable
+from shoal.config.tree import ReplaySection
+from shoal.envs.make import make_batch_env
+from shoal.envs.restarts import Restarts
 from shoal.errors import UserError
-from shoal.records import FIRST, Q_MAX, Q_VALUE, REWARD, TERMINATED, TRUNCATED, Columns
+from shoal.records import (
+    FIRST,
+    OBSERVATION,
+    Q_MAX,
+    Q_VALUE,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Columns,
+    Life,
+    Trajectory,
+)
+from shoal.wire import encode_trajectory
 from tests.unit.actor.harness import DEFAULT_LIMITS, E, Harness, T, run
 from tests.unit.algorithms.q_tables import TableQ
 
@@ -137,8 +160,8 @@ def test_a_sequence_without_a_step_is_never_sampled_and_one_without_error_seldom
     assert 0.0 < priorities[1] < 1e-5
 
 
-def test_what_is_not_finite_is_sampled_soon() -> None:
-    """The learner says what is wrong with it; the actor must not stumble over it."""
+def test_what_is_not_finite_is_left_to_the_shard() -> None:
+    """It refuses the trajectory and says why; the actor must not stumble over its priorities before."""
     columns = unroll(1)
     columns[REWARD][0, 0] = np.nan
     columns[REWARD][0, 1] = np.inf
@@ -214,3 +237,46 @@ def test_they_count_as_part_of_the_message() -> None:
 
     fields = {**dict(DEFAULT_LIMITS), "max_message_bytes": 1 << 20}
     run(test, limits=LimitsSection.model_construct(**fields), priorities=Many())
+
+
+@pytest.mark.parametrize("algorithm", ["apex", "r2d2"])
+def test_groups_of_an_actor_have_their_own(algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[FirstPriorities] = []
+
+    def group(*_: object, priorities: FirstPriorities, **__: object) -> None:
+        given.append(priorities)
+
+    monkeypatch.setattr(services.actor.loop, "Group", group)
+    tree = {
+        "actor": {"envs": 4, "groups": 2},
+        "replay": {"tables": {"train": {"kind": "sequence", "alpha": 0.5}}},
+        "algorithm": {"name": algorithm},
+    }
+    config = build_config(tree)
+    envs = [make_batch_env(config.env, 2, Restarts(1)) for _ in range(2)]
+    Actor(config, envs, ActorMetrics(CollectorRegistry(), "train"))
+    assert [type(priorities) for priorities in given] == [FirstPriorities] * 2
+    assert given[0] is not given[1]
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.parametrize("table", [TRANSITIONS, SequenceTable(alpha=0.6)])
+def test_the_table_takes_as_many_as_there_are(table: TransitionTable | SequenceTable) -> None:
+    columns = unroll(3)
+    columns[Q_VALUE][-1] = columns[Q_MAX][-1] = 0.0
+    trajectory = Trajectory(columns | {OBSERVATION: np.zeros((NUM_STEPS + 1, NUM_ENVS, 2), np.float32)})
+    parts = split_by_env(trajectory, 0, 0) if isinstance(table, SequenceTable) else [trajectory]
+    priorities = FirstPriorities(APEX, table).of(columns)
+    valid = ~columns[FIRST][1:] if priorities.ndim == 2 else np.ones(NUM_ENVS, np.bool_)
+
+    async def stored() -> None:
+        shard = Shard(ReplaySection(tables={"train": table}), DEFAULT_LIMITS)
+        payloads = tuple(encode_trajectory(part) for part in parts)
+        ack = await shard.append(Life("a", "b"), "train", Append(0, payloads, priorities.ravel()))
+        assert ack.outcome is Outcome.STORED
+        (stats,) = shard.stats()
+        assert stats.num_items == valid.sum()
+        assert stats.priority_mass == pytest.approx((priorities[valid] ** 0.6).sum(), rel=1e-5)
+
+    asyncio.run(stored())

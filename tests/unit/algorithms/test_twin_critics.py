@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from services.learner.optimiser import FlatParameters
 from shoal.algorithms.algorithm import build_algorithm
-from shoal.algorithms.twin_critics import counted, critic_loss, held_still
+from shoal.algorithms.counted import counted
+from shoal.algorithms.twin_critics import critic_loss, held_still
 from shoal.config.algorithms import SacConfig, Td3Config
 from tests.unit.algorithms.continuous import deterministic_policy, soft_policy, transitions
 

@@ -72,6 +72,11 @@ def test_the_newest_or_the_named_checkpoint(tmp_path: Path, capsys: pytest.Captu
     assert scores(capsys, str(root), *few)["checkpoints"] == {"policy": "000002-step-9"}
     named = scores(capsys, str(root), *few, "--checkpoint", "000001-step-5")
     assert named["checkpoints"] == {"policy": "000001-step-5"}
+    text = refusal(capsys, str(root), "--checkpoint", "best")
+    assert "is marked as the best: that takes 100 episodes, and learner.keep_best" in text
+    (root / "checkpoints" / "best").symlink_to("000001-step-5")
+    best = scores(capsys, str(root), *few, "--checkpoint", "best")
+    assert best["checkpoints"] == {"policy": "000001-step-5"}
     text = refusal(capsys, str(root), "--checkpoint", "000003-step-1")
     assert "no checkpoint '000003-step-1'" in text
     assert "there are 000001-step-5, 000002-step-9" in text

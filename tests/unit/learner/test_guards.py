@@ -95,9 +95,8 @@ def test_data_that_stop_coming(tmp_path: Path) -> None:
     rig.loop._guards._clock = lambda: 2.0 * next(ticks)
     for _ in range(2):
         rig.packer.add(trajectory())
-    with pytest.raises(
-        GuardError, match=r"guard throughput_stall: no batch has come for 12 s \(limit 10 s\)"
-    ):
+    expected = r"guard throughput_stall: no batch has come for 12 s \(limit 10 s\)"
+    with pytest.raises(GuardError, match=expected):
         rig.loop.run()
     rig.summaries.close()
     saved = rig.store.newest()
