@@ -38,7 +38,8 @@ class CompiledLoss:
             compiled = torch.compile(self._algorithm.loss)
             # The backward pass is compiled when it is first run. Its gradients go nowhere.
             parameters = [tensor for tensor in self._algorithm.parameters() if tensor.requires_grad]
-            torch.autograd.grad(compiled(batch).loss, parameters, allow_unused=True)
+            with torch.random.fork_rng(devices=[]):
+                torch.autograd.grad(compiled(batch).loss, parameters, allow_unused=True)
         except Exception as error:  # whatever the compiler and what it calls may raise
             reason = "".join(str(error).strip().splitlines()[:1])
             log.warning(

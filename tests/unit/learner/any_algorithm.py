@@ -43,11 +43,11 @@ def spec_of(name: str) -> EnvSpec:
     return EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), action)
 
 
-def build(name: str, seed: int, normalised: bool = False) -> Trainer:
+def build(name: str, seed: int, *, normalised: bool = False, compile_loss: bool = False) -> Trainer:
     torch.manual_seed(seed)
     config = config_of(name, normalised)
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec_of(name)))
-    return Trainer(algorithm, config.algorithm.max_grad_norm)
+    return Trainer(algorithm, config.algorithm.max_grad_norm, compile_loss=compile_loss)
 
 
 def batch_of(algorithm: Algorithm[Any], spec: EnvSpec, seed: int) -> Batch:

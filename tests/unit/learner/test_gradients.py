@@ -19,6 +19,7 @@ from shoal.config.network import PolicySection
 from shoal.errors import ConfigError, NonFiniteError
 from shoal.policy.network import Policy, build_policy
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
+from tests.unit.learner import any_algorithm
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 
@@ -167,16 +168,28 @@ def test_the_scale_grows_after_a_while_and_is_kept() -> None:
     assert exact.state()["loss_scale"].tolist() == [1.0, 0]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("name", ["impala", "sac"])
 def test_a_compiled_loss_is_the_loss(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Traced as for any compiler; the one that torch takes by itself needs C++, which may not be here."""
+    """Traced as for any compiler; the one that torch takes by itself needs C++, which may not be here.
+
+    SAC draws actions, and freezes its critics for a while.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    plain, compiled = make_trainer(), make_trainer(compile_loss=True)
+    plain, compiled = (
+        any_algorithm.build(name, 1, compile_loss=compile_loss) for compile_loss in (False, True)
+    )
+    batches = [
+        any_algorithm.batch_of(plain._algorithm, any_algorithm.spec_of(name), seed) for seed in range(3)
+    ]
     with caplog.at_level(logging.INFO):
-        for seed in range(3):
-            expected, found = plain.step(make_batch(seed)), compiled.step(make_batch(seed))
+        for seed, batch in enumerate(batches):
+            torch.manual_seed(seed)
+            expected = plain.step(batch)
+            torch.manual_seed(seed)
+            found = compiled.step(batch)
             assert found.loss == pytest.approx(expected.loss, rel=1e-5)
             assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
     assert caplog.text.count("compiled the loss in") == 1
