@@ -43,7 +43,7 @@ def spec_of(name: str) -> EnvSpec:
     return EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), action)
 
 
-def build(name: str, seed: int, compile_loss: bool = False, normalised: bool = False) -> Trainer:
+def build(name: str, seed: int, *, normalised: bool = False, compile_loss: bool = False) -> Trainer:
     torch.manual_seed(seed)
     config = config_of(name, normalised)
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec_of(name)))
