@@ -7,6 +7,7 @@ only. A learner that dies ends all others' calls at once, a silent one after `le
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -68,15 +69,19 @@ class Group:
         except RuntimeError as error:
             # The transport adds advice that is not for users.
             text = str(error).split(". This is", 1)[0].split("] ", 1)[-1]
+            is_silent = "timed out waiting" in text.lower()
             what = (
-                f"was silent for {self._timeout_s:g} s (learner.peer_timeout_s)"
-                if "timed out" in text.lower()
-                else "has gone"
+                f"was silent for {self._timeout_s:g} s (learner.peer_timeout_s)" if is_silent else "has gone"
             )
             raise PeersLostError(
                 f"another learner {what}, and rank {self.rank} of {self.size} cannot go on without it: its "
                 f"own log says why; all start again from the last checkpoint ({text})"
             ) from None
+
+
+def _life() -> str:
+    """Which start of all learners this is. torchrun's store outlives them, with the addresses of the dead."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
 def gather_group(ranks: Ranks, device: torch.device, timeout_s: float) -> Group:
@@ -90,7 +95,7 @@ def gather_group(ranks: Ranks, device: torch.device, timeout_s: float) -> Group:
         )
         dist.init_process_group(
             backend,
-            store=PrefixStore("shoal", store),
+            store=PrefixStore(f"shoal/{_life()}", store),
             rank=ranks.rank,
             world_size=ranks.size,
             timeout=timedelta(seconds=timeout_s),

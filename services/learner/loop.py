@@ -102,7 +102,8 @@ class TrainingLoop:
             reason = self._train(saver)
             self._save(saver, is_last=True)
         except GuardError as error:
-            if error.may_save:
+            # The parts of a divided policy are with learners that may not know of it.
+            if error.may_save and not self._trainer.is_sharded:
                 self._save(saver, is_last=True)
             raise
         finally:
@@ -128,7 +129,7 @@ class TrainingLoop:
                     self._publish()
                 self._reporter.step(self._progress, *last)
                 self._guards.step(self._progress.learner_steps, last[0])
-                if self._clock() >= next_checkpoint and not saver.is_busy:
+                if self._is_due(self._clock() >= next_checkpoint and not saver.is_busy):
                     next_checkpoint = self._clock() + settings.checkpoint_every_s
                     self._save(saver)
             except NonFiniteError as error:
@@ -232,7 +233,7 @@ class TrainingLoop:
 
     def _publish(self) -> None:
         if self._peers.rank != 0:
-            if self._guards.may_roll_back:
+            if self._guards.may_roll_back or self._trainer.is_sharded:
                 # What the chief finds in them all must find: they go back together.
                 self._trainer.weights()
             return
@@ -244,9 +245,17 @@ class TrainingLoop:
             untrained = self._warms_up and not self._progress.learner_steps
             self._publisher.publish(self._progress.policy_version, weights, untrained)
 
+    def _is_due(self, is_due: bool) -> bool:
+        """A checkpoint, by the chief's clock; of a divided policy all learners make it together."""
+        if not self._trainer.is_sharded:
+            return is_due
+        return bool(self._peers.gather(np.array([is_due], np.int64))[0][0])
+
     def _save(self, saver: CheckpointSaver, is_last: bool = False) -> None:
         self._progress.seconds = self._clock() - self._epoch
         if self._peers.rank != 0:
+            if self._trainer.is_sharded:
+                self._trainer.state()
             return
         try:
             state = self._trainer.state()

@@ -8,11 +8,14 @@ imports `torch._dynamo`: more than a second before the first trained batch. Trai
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from services.learner.peers import Peers, joined
+from shoal.algorithms.algorithm import LossOutput
 
 # Each parameter starts on a 64-byte boundary, as an allocation of its own would.
 _ALIGNMENT = 16
@@ -55,6 +58,29 @@ class FlatParameters:
                 parameter.data = values[name]
                 # Backward adds into a gradient that is already there: it lands in the vector.
                 parameter.grad = gradients[name]
+
+    def joined(self, peers: Peers, output: LossOutput) -> LossOutput:
+        """After backward: the gradient, which stays here, and the loss of the batches of all learners."""
+        return joined(peers, self.grad, output)
+
+    def norms(self, groups: Sequence[str]) -> list[Tensor]:
+        """Of the gradient, by group."""
+        return [torch.linalg.vector_norm(self.grad[self.groups[group]]) for group in groups]
+
+    def norm_of_data(self) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(self.data)
+        return norm
+
+    def put_back(self) -> None:
+        """After `data` has changed: the module sees it. Here its parameters are views."""
+
+    def shapes(self) -> dict[str, torch.Size]:
+        return {name: shape for name, (_, shape) in self._places.items()}
+
+    def load(self, vector: Tensor, arrays: dict[str, np.ndarray]) -> None:
+        """Into a vector of this layout."""
+        for name, view in self.views(vector).items():
+            view.copy_(torch.from_numpy(arrays[name]))
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """A vector of this layout by parameter name."""

@@ -12,6 +12,7 @@ from services.learner.parts import Parts
 from services.learner.peers import Peers
 from services.learner.precision import Precision
 from services.learner.progress import Progress
+from services.learner.sharded import shard
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.config import Config
@@ -41,8 +42,12 @@ def build_or_resume(
     policy cannot handle.
     """
     torch.manual_seed(policy_seed(config, parts.place.name))
-    algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec)).to(device)
     settings = config.learner
+    algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec))
+    is_sharded = settings.sharding == "fsdp" and peers.size > 1
+    if is_sharded:
+        shard(algorithm.policy, device, peers.size)
+    algorithm = algorithm.to(device)
     trainer = Trainer(
         algorithm,
         config.algorithm.max_grad_norm,
@@ -50,6 +55,7 @@ def build_or_resume(
         peers,
         precision=Precision(settings.precision, device.type),
         compile_loss=settings.compile,
+        is_sharded=is_sharded,
     )
     if peers.rank != 0:
         # The chief's state is on its way.

@@ -49,7 +49,8 @@ def begin_alike(peers: Peers, resumed: Resumed, seed: int) -> Resumed:
     if peers.size == 1:
         return resumed
     is_chief = peers.rank == 0
-    tensors = peers.from_chief(save(resumed.trainer.state()) if is_chief else b"")
+    state = resumed.trainer.state() if is_chief or resumed.trainer.is_sharded else {}
+    tensors = peers.from_chief(save(state) if is_chief else b"")
     progress = peers.from_chief(json.dumps(resumed.progress.to_json()).encode() if is_chief else b"")
     if is_chief:
         return resumed

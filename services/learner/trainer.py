@@ -7,7 +7,7 @@ Owns the algorithm's parameters and the optimiser's state. Training thread only;
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,10 @@ from torch import Tensor
 from services.learner.compiling import CompiledLoss
 from services.learner.gradients import backward
 from services.learner.optimiser import Adam, FlatParameters
-from services.learner.peers import Alone, Peers, joined
+from services.learner.peers import Alone, Peers
 from services.learner.precision import Precision
-from shoal.algorithms.algorithm import Algorithm
+from services.learner.sharded import ShardedParameters, weighted
+from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
@@ -61,16 +62,26 @@ class Trainer:
         peers: Peers | None = None,
         precision: Precision | None = None,
         compile_loss: bool = False,
+        is_sharded: bool = False,
     ) -> None:
-        """`accumulate`: parts whose gradients are added up before a step."""
+        """`accumulate`: parts whose gradients are added up before a step.
+
+        `is_sharded`: the policy was divided among learners; `weights` and `state` are calls of all together.
+        """
         self._precision = precision or Precision()
-        self._loss = CompiledLoss(algorithm) if compile_loss else algorithm.loss
+        loss: Callable[[Batch], LossOutput] = CompiledLoss(algorithm) if compile_loss else algorithm.loss
+        self._loss = weighted(loss) if is_sharded else loss
         self._algorithm = algorithm
         self._peers = peers or Alone()
         algorithm.sum_over_learners = self._peers.sum
         self._max_grad_norm = max_grad_norm
         self._accumulate = accumulate
-        self._flat = FlatParameters(algorithm, algorithm.group_of)
+        self.is_sharded = is_sharded
+        self._flat = (
+            ShardedParameters(algorithm, algorithm.group_of, self._peers)
+            if is_sharded
+            else FlatParameters(algorithm, algorithm.group_of)
+        )
         self._optimiser = Adam(self._flat, algorithm.learning_rate)
         self.num_steps = 0
 
@@ -117,9 +128,9 @@ class Trainer:
         gradient = self._flat.grad
         while True:
             output = backward(self._loss, batch, gradient, self._precision, self._accumulate)
-            output = joined(self._peers, gradient, output)
+            output = self._flat.joined(self._peers, output)
             groups = output.groups or tuple(self._flat.groups)
-            norms = [torch.linalg.vector_norm(gradient[self._flat.groups[group]]) for group in groups]
+            norms = self._flat.norms(groups)
             # The one place where a step waits for the device.
             loss, *grad_norms = torch.stack([output.loss.detach(), *norms]).tolist()
             grad_norm = math.hypot(*grad_norms)
@@ -132,6 +143,7 @@ class Trainer:
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
         self._optimiser.step(groups, learning_rate_factor)
+        self._flat.put_back()
         learning_rate = self._algorithm.learning_rate(groups[0]) * learning_rate_factor
         return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
 
@@ -157,14 +169,18 @@ class Trainer:
     def load_state(self, state: Arrays) -> None:
         """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of something else."""
         # A run may go on with a GPU that it began without, or the other way round.
-        own, given = ({k: v for k, v in arrays.items() if k != _RNG_CUDA} for arrays in (self.state(), state))
-        differences = describe_differences(own, given)
+        given = {name: array for name, array in state.items() if name != _RNG_CUDA}
+        differences = describe_differences(self._layout(), given)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
+        names = self._flat.shapes()
         for name, tensor in self._algorithm.state_dict().items():
-            tensor.copy_(torch.from_numpy(state[_stored_name(name)]))
-        _load(_EXP_AVG, self._flat.views(self._optimiser.exp_avg), state)
-        _load(_EXP_AVG_SQ, self._flat.views(self._optimiser.exp_avg_sq), state)
+            if name not in names:
+                tensor.copy_(torch.from_numpy(state[_stored_name(name)]))
+        self._flat.load(self._flat.data, {name: state[_stored_name(name)] for name in names})
+        self._flat.load(self._optimiser.exp_avg, {name: state[_EXP_AVG + name] for name in names})
+        self._flat.load(self._optimiser.exp_avg_sq, {name: state[_EXP_AVG_SQ + name] for name in names})
+        self._flat.put_back()
         for group in self._optimiser.num_steps:
             self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
         loss_scale, num_steps = state[_LOSS_SCALE].tolist()
@@ -173,6 +189,17 @@ class Trainer:
         torch.set_rng_state(torch.from_numpy(state[_RNG]))
         if _RNG_CUDA in state and self._flat.data.is_cuda:
             torch.cuda.set_rng_state(torch.from_numpy(state[_RNG_CUDA]), self._flat.data.device)
+
+    def _layout(self) -> dict[str, Tensor | np.ndarray]:
+        """Names, shapes and types of what `state` gives, but for the GPU's generator."""
+        moments = {name: np.broadcast_to(np.float32(0), shape) for name, shape in self._flat.shapes().items()}
+        return (
+            {_stored_name(name): tensor for name, tensor in self._algorithm.state_dict().items()}
+            | _prefixed(_EXP_AVG, moments)
+            | _prefixed(_EXP_AVG_SQ, moments)
+            | {_NUM_STEPS + group: np.array(0) for group in self._optimiser.num_steps}
+            | {_LOSS_SCALE: np.zeros(2), _TRAINED: np.array(0), _RNG: torch.get_rng_state()}
+        )
 
     def _cuda_rng(self) -> Arrays:
         """The state of the generator that losses on a GPU draw from."""
@@ -191,9 +218,10 @@ class Trainer:
         return {name: others[name] if name in others else parameters[name] for name in tensors}
 
     def _check_finite(self, tensors: dict[str, Tensor], others: Arrays) -> None:
-        norm = torch.linalg.vector_norm(self._flat.data).item()
+        norm = self._flat.norm_of_data().item()
         if math.isfinite(norm) and all(np.isfinite(array).all() for array in others.values()):
             return
+        tensors = tensors | self._flat.views(self._flat.data)
         bad = [name.removeprefix(_POLICY) for name, tensor in tensors.items() if not tensor.isfinite().all()]
         raise NonFiniteError(
             f"NaN or infinity in the weights after learner step {self.num_steps}: "
@@ -233,8 +261,3 @@ def _stored_name(name: str) -> str:
 
 def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {prefix + name: array for name, array in arrays.items()}
-
-
-def _load(prefix: str, tensors: dict[str, Tensor], state: Arrays) -> None:
-    for name, tensor in tensors.items():
-        tensor.copy_(torch.from_numpy(state[prefix + name]))

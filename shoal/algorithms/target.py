@@ -11,7 +11,10 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
+from shoal.policy.network import Policy
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+PolicyT = TypeVar("PolicyT", bound=Policy)
 
 
 class Target(nn.Module, Generic[ModuleT]):
@@ -38,3 +41,10 @@ class Target(nn.Module, Generic[ModuleT]):
     def _copy_statistics(self, source: ModuleT) -> None:
         for ours, theirs in zip(self.module.buffers(), source.buffers(), strict=True):
             ours.copy_(theirs)
+
+
+def target_policy(policy: PolicyT) -> Target[PolicyT]:
+    """Of a policy. Statistics are measured, not learned: what observations look like is the same to both."""
+    target = Target(policy)
+    target.module.normaliser = policy.normaliser
+    return target

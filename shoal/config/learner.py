@@ -62,6 +62,11 @@ class LearnerSection(Section):
         "unrolls count for nothing. None: no limit.",
     )
     guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
+    sharding: Literal["none", "fsdp"] = Field(
+        "none",
+        description="`fsdp`: several learners keep a part each of weights and optimiser, for networks that "
+        "are larger than one GPU.",
+    )
     peer_timeout_s: float = Field(
         60.0,
         ge=1,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.config.algorithms import is_synchronous
+from shoal.config.algorithms import ActorCriticSection, is_synchronous
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -82,11 +82,30 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
             f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
         )
+    if config.learner.sharding == "fsdp":
+        _check_divisible(config)
     if is_synchronous(config.algorithm):
         raise ConfigError(
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
             "while all actors wait for the next version: set it to false, or use one learner"
         )
+
+
+def _check_divisible(config: Config) -> None:
+    """FSDP is not written for all: targets are copies of whole networks, and gradients are summed at once."""
+    settings = config.learner
+    wrong = {
+        "algorithm.name": None if isinstance(config.algorithm, ActorCriticSection) else config.algorithm.name,
+        "learner.accumulate": None if settings.accumulate == 1 else settings.accumulate,
+        "learner.precision": "float16" if settings.precision == "float16" else None,
+        "learner.compile": settings.compile or None,
+    }
+    for key, value in wrong.items():
+        if value is not None:
+            raise ConfigError(
+                f"config key '{key}': {value} does not go with learner.sharding 'fsdp', which is for "
+                "algorithms that train an actor_critic, in one part, not in float16 and not compiled"
+            )
 
 
 def at_rank(config: Config, ranks: Ranks) -> Config:

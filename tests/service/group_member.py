@@ -10,16 +10,18 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from services.learner.group import Group, gather_group
 from services.learner.peers import Peers, PeersLostError
 from services.learner.rounds import Round, Told, hold_round
+from services.learner.sharded import shard
 from services.learner.trainer import Trainer
-from shoal.algorithms.algorithm import build_algorithm
+from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.config.algorithms import ImpalaConfig
 from shoal.config.network import PolicySection
@@ -32,11 +34,18 @@ SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), Discrete
 NUM_STEPS, NUM_ENVS, NUM_ROWS = 6, 8, 7
 
 
-def make_trainer(peers: Peers | None = None, accumulate: int = 1) -> Trainer:
+def make_algorithm(num_shards: int = 1) -> Algorithm[Any]:
     torch.manual_seed(1)
-    policy = build_policy(PolicySection(hidden_sizes=(16, 16)), SPEC)
-    algorithm = build_algorithm(ImpalaConfig(learning_rate=1e-2), policy)
-    return Trainer(algorithm, 0.5, accumulate, peers)
+    # 15 is not divided evenly.
+    policy = build_policy(PolicySection(hidden_sizes=(16, 15)), SPEC)
+    if num_shards > 1:
+        shard(policy, torch.device("cpu"), num_shards)
+    return build_algorithm(ImpalaConfig(learning_rate=1e-2), policy)
+
+
+def make_trainer(peers: Peers | None = None, is_sharded: bool = False) -> Trainer:
+    algorithm = make_algorithm(peers.size if peers is not None and is_sharded else 1)
+    return Trainer(algorithm, 0.5, peers=peers, is_sharded=is_sharded)
 
 
 def make_batch(step: int) -> Batch:
@@ -69,12 +78,31 @@ def part(batch: Batch, peers: Peers) -> Batch:
     return batch.take(slice(peers.rank * share, (peers.rank + 1) * share))
 
 
-def train(peers: Peers, out: Path) -> None:
-    trainer = make_trainer(peers)
+def train(peers: Peers, out: Path, is_sharded: bool = False) -> None:
+    trainer = make_trainer(peers, is_sharded)
     outcomes = [trainer.step(part(make_batch(step), peers)) for step in range(NUM_STEPS)]
     losses = np.array([[outcome.loss, outcome.grad_norm] for outcome in outcomes])
     entropies = np.array([outcome.metrics["entropy"].item() for outcome in outcomes])
     out.write_bytes(save(trainer.state() | {"losses": losses, "entropies": entropies}))
+
+
+def divided(peers: Peers, out: Path) -> None:
+    """As `train`, each with a part of the policy. What leaves can be gone on from by others."""
+    train(peers, out, is_sharded=True)
+    algorithm = make_algorithm(peers.size)
+    trainer = Trainer(algorithm, 0.5, peers=peers, is_sharded=True)
+    parameters: list[Any] = list(algorithm.parameters())
+    own = sum(parameter.to_local().numel() for parameter in parameters)
+    whole = sum(parameter.numel() for parameter in parameters)
+    assert own < 0.6 * whole, f"{own} of {whole} are here"
+    state = load(out.read_bytes())
+    given = {name: array for name, array in state.items() if name not in ("losses", "entropies")}
+    trainer.load_state(given)
+    for name, array in trainer.state().items():
+        np.testing.assert_array_equal(array, given[name], err_msg=name)
+    before = trainer.weights()
+    trainer.step(part(make_batch(0), peers))
+    assert any((array != before[name]).any() for name, array in trainer.weights().items())
 
 
 def not_finite(peers: Peers, out: Path) -> None:
@@ -99,7 +127,15 @@ def agree(peers: Peers, out: Path) -> None:
         hold_round(peers, Told(False, has_batch=rank == 0, num_transitions=7, policy_version=9 - rank))
     )
     episodes = [Episode(0.1 + rank, 10**6 + number) for number in range(rank + 1)]
-    rounds.append(hold_round(peers, Told(False, True, 5 + rank, 11 - rank, len(episodes)), episodes))
+    told = Told(
+        is_stopping=False,
+        has_batch=True,
+        env_steps=50 + rank,
+        num_transitions=5 + rank,
+        policy_version=11 - rank,
+        num_episodes=len(episodes),
+    )
+    rounds.append(hold_round(peers, told, episodes))
     rounds.append(hold_round(peers, Told(is_stopping=rank == 1, has_batch=True)))
     data = peers.from_chief(b"of the chief" if rank == 0 else b"")
     total = peers.sum(torch.tensor([1.0 + rank])).item()
@@ -118,7 +154,7 @@ def lose(peers: Peers, out: Path) -> None:
         out.write_text(str(error))
 
 
-SCENES = {"train": train, "not_finite": not_finite, "agree": agree, "lose": lose}
+SCENES = {"train": train, "divided": divided, "not_finite": not_finite, "agree": agree, "lose": lose}
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,17 +58,20 @@ def members(out: Path, timeout_s: float, *scenes: str) -> Iterator[list[subproce
 def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[bytes]]:
     """What each learner has made of a scene; they have played them one after the other."""
     out = tmp_path_factory.mktemp("group") / "out"
-    with members(out, PATIENCE_S, "train", "agree", "not_finite") as started:
+    with members(out, PATIENCE_S, "train", "agree", "not_finite", "divided") as started:
         assert [process.wait(PATIENCE_S) for process in started] == [0] * SIZE
     return lambda scene: [Path(f"{out}.{scene}.{rank}").read_bytes() for rank in range(SIZE)]
 
 
-def test_several_learners_are_one_with_the_whole_batch(played: Callable[[str], list[bytes]]) -> None:
+@pytest.mark.parametrize("scene", ["train", "divided"])
+def test_several_learners_are_one_with_the_whole_batch(
+    played: Callable[[str], list[bytes]], scene: str
+) -> None:
     """Of unequal weight: one has more autoreset rows, the other environments that count less or nothing."""
     batch = make_batch(0)
     valid = [float((batch.valid_TB * batch.weight_B)[:, half].sum()) for half in (slice(4), slice(4, 8))]
     assert min(valid) < 0.9 * max(valid), "the case would not tell a mean of means"
-    found = [load(data) for data in played("train")]
+    found = [load(data) for data in played(scene)]
     alone = make_trainer()
     outcomes = [alone.step(make_batch(step)) for step in range(NUM_STEPS)]
     worst = 0.0
@@ -85,7 +89,7 @@ def test_several_learners_are_one_with_the_whole_batch(played: Callable[[str], l
         float(np.abs(array - before).max())
         for array, before in zip(alone.weights().values(), make_trainer().weights().values(), strict=True)
     )
-    print(f"two learners differ by {worst:.1e} from one, whose weights moved by {moved:.1e}")
+    print(f"{scene}: two learners differ by {worst:.1e} from one, whose weights moved by {moved:.1e}")
     assert moved > 0.01
 
 
@@ -96,14 +100,21 @@ def test_what_is_not_finite_on_one_learner_stops_all_before_the_step(
         assert b"NaN or infinity at learner step 2: loss" in text
 
 
+def round_of(**told: Any) -> Round:
+    nothing = {"is_stopping": False, "is_complete": False, "env_steps": 0, "num_transitions": 0}
+    return Round(**{**nothing, "episodes": (), "policy_version": -1, **told})
+
+
 def test_learners_agree_on_a_round(played: Callable[[str], list[bytes]]) -> None:
     texts = played("agree")
     assert len(set(texts)) == 1, "all heard the same"
     waiting, complete, stopping, data, total, empty = texts[0].decode().splitlines()
-    assert waiting == repr(Round(False, False, 14, (), 9))
+    assert waiting == repr(round_of(num_transitions=14, policy_version=9))
     episodes = (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1))
-    assert complete == repr(Round(False, True, 11, episodes, 11))
-    assert stopping == repr(Round(True, True, 0, (), -1))
+    assert complete == repr(
+        round_of(is_complete=True, env_steps=101, num_transitions=11, episodes=episodes, policy_version=11)
+    )
+    assert stopping == repr(round_of(is_stopping=True, is_complete=True))
     assert (data, total, empty) == (repr(b"of the chief"), "3.0", repr(b""))
 
 

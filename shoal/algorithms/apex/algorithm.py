@@ -1,29 +1,21 @@
-"""Ape-X DQN as the learner sees it: a network of Q values and its target. Training thread."""
+"""Ape-X DQN as the learner sees it: its hyperparameters bound to its loss and a policy. Training thread."""
 
 from __future__ import annotations
 
-from shoal.algorithms.algorithm import Algorithm, LossOutput
+from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.apex.loss import apex_loss
 from shoal.algorithms.batch import Batch
-from shoal.algorithms.step_count import StepCount
-from shoal.algorithms.target import Target
+from shoal.algorithms.deep_q import DeepQ
 from shoal.config.algorithms import ApexConfig
-from shoal.policy.network import Policy, QPolicy
+from shoal.policy.network import Policy
 
 
-class Apex(Algorithm[QPolicy]):
-    """Keeps a target network, a copy that is renewed every so many steps."""
+class Apex(DeepQ):
+    """Keeps a target network."""
 
     def __init__(self, config: ApexConfig, policy: Policy) -> None:
-        assert isinstance(policy, QPolicy), "the configuration names the kind that the algorithm trains"
         super().__init__(config, policy)
         self._config = config
-        self.target = Target(policy)
-        self.num_steps = StepCount()
 
     def loss(self, batch: Batch) -> LossOutput:
         return apex_loss(self.policy, self.target.module, batch, self._config)
-
-    def after_step(self) -> None:
-        if self.num_steps.add() % self._config.target_every == 0:
-            self.target.copy_from(self.policy)

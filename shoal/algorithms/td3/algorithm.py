@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.step_count import StepCount
-from shoal.algorithms.target import Target
+from shoal.algorithms.target import target_policy
 from shoal.algorithms.td3.loss import td3_loss
 from shoal.config.algorithms import Td3Config
 from shoal.policy.network import DeterministicPolicy, Policy
@@ -20,9 +20,7 @@ class Td3(Algorithm[DeterministicPolicy]):
         )
         super().__init__(config, policy)
         self._config = config
-        self.target = Target(policy)
-        # Statistics are measured, not learned: what observations look like is the same to both.
-        self.target.module.normaliser = policy.normaliser
+        self.target = target_policy(policy)
         # Of the critics.
         self.steps = StepCount()
 

@@ -36,6 +36,9 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
     [
         (["learner.batch_envs=63"], "'learner.batch_envs': 63 cannot be divided among 2 .* such as 64"),
         (["env.policies={red: [a], blue: [b]}"], "'env.policies': 2 learners train one policy .* red, blue"),
+        (["algorithm.name=sac", "learner.sharding=fsdp"], "'algorithm.name': sac does not go with"),
+        (["learner.sharding=fsdp", "learner.compile=true"], "'learner.compile': True does not go with"),
+        (["learner.sharding=fsdp", "learner.accumulate=2"], "'learner.accumulate': 2 does not go with"),
         (["algorithm.name=ppo"], "'algorithm.synchronous': 2 learners would wait"),
     ],
 )
