@@ -29,11 +29,13 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(name: str) -> Config:
-    policy: dict[str, Any] = {"hidden_sizes": [8]}
+def config_of(name: str, normalised: bool = False) -> Config:
+    """`normalised`: with all the statistics that there can be."""
+    policy: dict[str, Any] = {"hidden_sizes": [8], "normalise_observations": normalised}
     if name == "r2d2":
         policy |= {"recurrent": "lstm", "recurrent_size": 4}
-    return build_config({"algorithm": {"name": name} | MORE.get(name, {}), "policy": policy})
+    algorithm = {"name": name, "normalise_returns": normalised} | MORE.get(name, {})
+    return build_config({"algorithm": algorithm, "policy": policy})
 
 
 def spec_of(name: str) -> EnvSpec:
@@ -41,9 +43,9 @@ def spec_of(name: str) -> EnvSpec:
     return EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), action)
 
 
-def build(name: str, seed: int, compile_loss: bool = False) -> Trainer:
+def build(name: str, seed: int, *, normalised: bool = False, compile_loss: bool = False) -> Trainer:
     torch.manual_seed(seed)
-    config = config_of(name)
+    config = config_of(name, normalised)
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, spec_of(name)))
     return Trainer(algorithm, config.algorithm.max_grad_norm, compile_loss=compile_loss)
 

@@ -29,7 +29,7 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> Non
 def test_the_state_is_the_same_to_the_bit_and_so_is_what_follows(tmp_path: Path, name: str) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", 3)
     store.prepare()
-    trainer = build(name, seed=1)
+    trainer = build(name, seed=1, normalised=True)
     train(name, trainer, range(5))
     saved = trainer.state()
     store.save(saved, Progress(learner_steps=5).to_json(), spec_of(name), "")
@@ -37,11 +37,12 @@ def test_the_state_is_the_same_to_the_bit_and_so_is_what_follows(tmp_path: Path,
     expected = trainer.state()
 
     # Another life: other first weights, and another state of the generator.
-    restored = build(name, seed=2)
+    restored = build(name, seed=2, normalised=True)
     checkpoint = store.newest()
     assert checkpoint is not None
     restored.load_state(checkpoint.tensors)
     assert_same(restored.state(), saved)
+    assert float(saved["policy/normaliser.count"]) > 0, "the statistics are a part of it"
     train(name, restored, range(5, 8))
     assert_same(restored.state(), expected)
 

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
 from services.learner.checkpoint import CheckpointStore
-from services.learner.peers import Peers
 from services.learner.progress import Progress
 from services.learner.resume import Resumed
 from services.learner.rollback import go_back
-from tests.unit.learner.test_restore import build, spec_of, train
-
-
-class Meeting:
-    """Where the learners of a test, threads of one process, meet."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.barrier = threading.Barrier(size, timeout=20.0)
-        self.given: list[object] = [None] * size
-
-    def exchange(self, rank: int, value: object) -> list[object]:
-        self.given[rank] = value
-        self.barrier.wait()
-        heard = list(self.given)
-        self.barrier.wait()
-        return heard
-
-
-class Member:
-    """One of them, as `Peers`."""
-
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting = meeting
-        self.rank = rank
-        self.size = meeting.size
-
-    def sum(self, vector: Tensor) -> Tensor:
-        raise AssertionError("nothing is added up here")
-
-    def gather(self, numbers: np.ndarray) -> list[np.ndarray]:
-        return self._meeting.exchange(self.rank, numbers)  # type: ignore[return-value]
-
-    def from_chief(self, data: bytes) -> bytes:
-        return self._meeting.exchange(self.rank, data)[0]  # type: ignore[return-value]
+from tests.unit.learner.any_algorithm import build, spec_of
+from tests.unit.learner.test_restore import train
+from tests.unit.learner.thread_peers import Meeting, ThreadPeers
 
 
 def resumed(seed: int, version: int) -> Resumed:
@@ -71,7 +36,7 @@ def saved(path: Path, *steps: int) -> CheckpointStore:
 def together(store: CheckpointStore, empty: CheckpointStore, before_step: int) -> list[Progress | None]:
     """Only the chief's directory has checkpoints. All of them end in the same state, or where they were."""
     meeting = Meeting(2)
-    ranks: list[Peers] = [Member(meeting, rank) for rank in range(2)]
+    ranks = [ThreadPeers(meeting, rank, 2) for rank in range(2)]
     learners = [resumed(seed=rank, version=40) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         going = [
