@@ -48,10 +48,7 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
     """Tell all others and hear them; returns when all have. `episodes` are those of a batch."""
     if len(episodes) != told.num_episodes:
         raise ValueError(f"{told.num_episodes} episodes were told and {len(episodes)} given")
-    heard = [
-        Told(**dict(zip(_NAMES, row.tolist(), strict=True)))
-        for row in peers.gather(np.array(astuple(told), np.int64))
-    ]
+    heard = [told] if peers.size == 1 else _heard(peers, told)
     is_complete = all(other.has_batch for other in heard)
     return Round(
         is_stopping=any(other.is_stopping for other in heard),
@@ -66,11 +63,17 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
 _NAMES = tuple(field.name for field in fields(Told))
 
 
+def _heard(peers: Peers, told: Told) -> list[Told]:
+    """In order of rank."""
+    rows = peers.gather(np.array(astuple(told), np.int64))
+    return [Told(**dict(zip(_NAMES, row.tolist(), strict=True))) for row in rows]
+
+
 def _gather_episodes(peers: Peers, episodes: Sequence[Episode], heard: Sequence[Told]) -> tuple[Episode, ...]:
     """Those of all, in order of rank; nothing is sent if there are none."""
     most = max(other.num_episodes for other in heard)
-    if not most:
-        return ()
+    if not most or peers.size == 1:
+        return tuple(episodes)
     rows = np.zeros((most, 2))
     for row, episode in zip(rows, episodes, strict=False):
         row[:] = episode.episode_return, episode.num_steps
