@@ -71,8 +71,8 @@ class ObservationNormaliser(nn.Module):
     def moments(self, observation: dict[str, Tensor], counts_B: Tensor | None = None) -> Tensor:
         """Of unrolls [S, B, ...], for `observe`: the count, sums and sums of squares, in one vector.
 
-        `counts_B`: which environments count, all if it is None. Moments of several learners, whose statistics are the same, are
-        added up. Last rows are left out: they are the first ones of the unrolls that follow.
+        `counts_B`: which environments count, all if it is None. Moments of several learners, whose statistics
+        are the same, are added up. Last rows are left out: they are the first ones of unrolls that follow.
         """
         rows = [
             observation[name][:-1].flatten(0, 1).reshape(-1, math.prod(shape)).to(torch.float64)
