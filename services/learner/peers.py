@@ -15,7 +15,6 @@ from torch import Tensor
 from shoal.algorithms.algorithm import LossOutput
 from shoal.errors import ShoalError
 
-
 # Sums of weights are 0 if nothing counts: what is divided by them is then 0 too, and stays so.
 LEAST_WEIGHT = 1e-8
 
