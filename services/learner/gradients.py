@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.learner.peers import LEAST_WEIGHT
 from services.learner.precision import Precision
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
@@ -40,7 +41,7 @@ def backward(
         torch.autograd.backward(output.loss * (output.weight * scale))
         outputs.append(output)
     whole = _joined(outputs)
-    gradient.div_(whole.weight * scale)
+    gradient.div_(whole.weight.clamp(min=LEAST_WEIGHT) * scale)
     return whole
 
 
@@ -57,7 +58,7 @@ def _joined(outputs: Sequence[LossOutput]) -> LossOutput:
     whole = weights.sum()
 
     def mean(values: list[Tensor]) -> Tensor:
-        return (torch.stack(values) * weights).sum() / whole
+        return (torch.stack(values) * weights).sum() / whole.clamp(min=LEAST_WEIGHT)
 
     priorities = [output.priority_B for output in outputs if output.priority_B is not None]
     return LossOutput(

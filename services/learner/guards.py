@@ -117,7 +117,7 @@ class Guards:
         self._look_around(learner_steps, now)
 
     def waited(self, learner_steps: int) -> None:
-        """While there is nothing to train on. Raises GuardError."""
+        """While there is nothing to train on, or what there is is too old. Raises GuardError."""
         now = self._clock()
         self._stall.look(learner_steps, now)
         self._look_around(learner_steps, now)

@@ -123,6 +123,7 @@ class TrainingLoop:
             try:
                 done = self._step(*taken)
                 if done is None:
+                    self._guards.waited(self._progress.learner_steps)
                     continue
                 last = done
                 if self._progress.learner_steps % settings.publish_every == 0:
@@ -194,7 +195,7 @@ class TrainingLoop:
             self._progress.count_step(num_fresh)
             self._metrics.steps.inc()
             self._metrics.trained_steps.inc(slot.num_transitions - fresh.num_stale)
-            lag = Lag.of(agreed.policy_version, slot.versions())
+            lag = Lag.of(agreed.policy_version, fresh.versions)
             self._metrics.observe_lag(lag.counts)
             return outcome, lag
         finally:

@@ -19,7 +19,7 @@ PHASES = ("wait", "decode", "copy", "train", "publish")
 LAG_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024)
 
 COUNTERS = {
-    "steps": "Learner steps of this process: gradient updates, one batch each.",
+    "steps": "Learner steps of this process: batches trained on, in one pass or several.",
     "env_steps": "Environment steps of this process's data; those of a sampled table as they come.",
     "trained_steps": "Steps that this process trained on; those of a sampled table each time.",
     "episodes": "Finished episodes in those environment steps.",

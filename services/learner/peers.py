@@ -15,6 +15,9 @@ from torch import Tensor
 from shoal.algorithms.algorithm import LossOutput
 from shoal.errors import ShoalError
 
+# Sums of weights are 0 if nothing counts: what is divided by them is then 0 too, and stays so.
+LEAST_WEIGHT = 1e-8
+
 
 class PeersLostError(ShoalError):
     """Another learner has gone or is silent: this one cannot go on without it."""
@@ -70,7 +73,7 @@ def joined(peers: Peers, gradient: Tensor, output: LossOutput) -> LossOutput:
     scalars = torch.stack([output.loss.detach(), *output.metrics.values()]).to(gradient)
     summed = peers.sum(torch.cat([gradient * weight, scalars * weight, weight]))
     whole = summed[-1]
-    means = summed[:-1] / whole
+    means = summed[:-1] / whole.clamp(min=LEAST_WEIGHT)
     gradient.copy_(means[: gradient.numel()])
     loss, *metrics = means[gradient.numel() :].unbind()
     return LossOutput(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.config import Config
-from shoal.config.algorithms import ClippedSection
+from shoal.config.algorithms import ClippedSection, R2d2Config
 
 Schedule = Literal["constant", "linear", "cosine"]
 Scaling = Literal["none", "sqrt", "linear"]
@@ -37,7 +37,11 @@ class EffectiveBatch:
 
 def effective_batch(config: Config, length: int) -> EffectiveBatch:
     """`length`: T of the items of a batch."""
-    num_parts = config.algorithm.minibatches if isinstance(config.algorithm, ClippedSection) else 1
+    algorithm = config.algorithm
+    num_parts = algorithm.minibatches if isinstance(algorithm, ClippedSection) else 1
+    if isinstance(algorithm, R2d2Config):
+        # No loss is computed on what only warms up the state.
+        length -= algorithm.burn_in
     return EffectiveBatch(config.learner.batch_envs, length, num_parts)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from services.learner.optimiser import FlatParameters
-from services.learner.peers import Peers
+from services.learner.peers import LEAST_WEIGHT, Peers
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
 
@@ -100,8 +100,9 @@ class ShardedParameters(FlatParameters):
             part.copy_(summed[start : start + part.numel()])
             start += part.numel()
         whole = summed[-1]
-        self.grad.div_(whole)
-        loss, *means = (summed[start:-1] / whole).unbind()
+        divisor = whole.clamp(min=LEAST_WEIGHT)
+        self.grad.div_(divisor)
+        loss, *means = (summed[start:-1] / divisor).unbind()
         return replace(output, loss=loss, metrics=dict(zip(output.metrics, means, strict=True)), weight=whole)
 
     def norms(self, groups: Sequence[str]) -> list[Tensor]:

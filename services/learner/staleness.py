@@ -22,6 +22,8 @@ class Fresh:
     """What is left of a batch."""
 
     batch: Batch
+    # Policy version of every transition that counts.
+    versions: np.ndarray
     # Transitions that count for nothing.
     num_stale: int = 0
 
@@ -30,15 +32,16 @@ def leave_out_stale(slot: BatchSlot, newest_version: int, max_lag: int | None) -
     """The slot's batch without the environments that hold a transition older than `max_lag` versions."""
     batch = slot.on_device()
     if max_lag is None:
-        return Fresh(batch)
+        return Fresh(batch, slot.versions())
     # A batch of which some items could not be used has columns of an older one at its end.
     filled = slice(slot.num_filled)
     valid_TB = ~slot.arrays[FIRST][1:, filled]
     old_TB = valid_TB & (slot.arrays[POLICY_VERSION][:-1, filled] < newest_version - max_lag)
     stale_B = old_TB.any(0)
     if not stale_B.any():
-        return Fresh(batch)
+        return Fresh(batch, slot.versions())
     num_stale = int(np.count_nonzero(valid_TB[:, stale_B]))
     keep_B = torch.ones_like(batch.weight_B)
     keep_B[filled] = torch.from_numpy(~stale_B).to(keep_B)
-    return Fresh(replace(batch, weight_B=batch.weight_B * keep_B), num_stale)
+    versions = slot.arrays[POLICY_VERSION][:-1, filled][valid_TB & ~stale_B]
+    return Fresh(replace(batch, weight_B=batch.weight_B * keep_B), versions, num_stale)

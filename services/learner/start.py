@@ -30,7 +30,7 @@ def await_spec(peers: Peers, coming: Future[EnvSpec], is_ending: Callable[[], bo
     while True:
         spec = _known(coming) if peers.rank == 0 else None
         told = peers.gather(np.array([is_ending(), spec is not None], np.int64))
-        if any(is_ending for is_ending, _ in told):
+        if any(one_ends for one_ends, _ in told):
             return None
         if told[0][1]:
             data = b"" if spec is None else json.dumps(spec_to_json(spec)).encode()

@@ -45,7 +45,7 @@ class StepOutcome:
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
-    # Adam's, of the first group.
+    # Adam's, of the networks.
     learning_rate: float
     # New priorities of the batch's items, if the algorithm makes some.
     priority_B: Tensor | None = None
@@ -92,11 +92,16 @@ class Trainer:
         """
         outcomes = []
         self._observe_rewards(batch)
+        normaliser = self._algorithm.policy.normaliser
+        # Now, because updates wait for the device: afterwards nothing reads the batch any more.
+        moments = None if normaliser is None else normaliser.moments(batch.observation, batch.counts_B)
         for part in self._passes(self._algorithm.conditioned(batch)):
             outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
                 self._algorithm.after_step()
-        self._observe_observations(batch)
+        if normaliser is not None and moments is not None:
+            # After the passes: a policy is trained as it acted. Else no step would be quite on-policy.
+            normaliser.observe(self._peers.sum(moments))
         self.num_steps += 1
         return outcomes[0] if len(outcomes) == 1 else _mean(outcomes)
 
@@ -116,12 +121,6 @@ class Trainer:
         moments = rewards.moments(batch)
         if moments is not None:
             rewards.observe(self._peers.sum(moments))
-
-    def _observe_observations(self, batch: Batch) -> None:
-        """After the passes: a policy is trained as it acted. Else no step would be quite on-policy."""
-        normaliser = self._algorithm.policy.normaliser
-        if normaliser is not None:
-            normaliser.observe(self._peers.sum(normaliser.moments(batch.observation)))
 
     def _update(self, batch: Batch, learning_rate_factor: float) -> StepOutcome:
         """One step of the optimiser."""
@@ -144,7 +143,8 @@ class Trainer:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
         self._optimiser.step(groups, learning_rate_factor)
         self._flat.put_back()
-        learning_rate = self._algorithm.learning_rate(groups[0]) * learning_rate_factor
+        # Of the last group: what an algorithm learns besides networks, such as a temperature, comes first.
+        learning_rate = self._algorithm.learning_rate(groups[-1]) * learning_rate_factor
         return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
 
     def weights(self) -> Arrays:

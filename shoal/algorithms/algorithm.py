@@ -41,8 +41,8 @@ class LossOutput:
     loss: Tensor
     # Scalars for the curves.
     metrics: dict[str, Tensor]
-    # What the means of the loss were divided by. Parts of a batch, in time or on other learners, are put
-    # together in proportion to it, so that the sum is the loss of the whole.
+    # What the means of the loss were divided by, and 0 if nothing counts. Parts of a batch, in time or on
+    # other learners, are put together in proportion to it, so that the sum is the loss of the whole.
     weight: Tensor
     # New priorities of the items, before alpha; [B].
     priority_B: Tensor | None = None

@@ -47,6 +47,11 @@ class Batch:
         """1 where step t carries a transition, 0 where it is an autoreset step."""
         return self.first_SB[1:].logical_not().to(self.reward_SB.dtype)
 
+    @property
+    def counts_B(self) -> Tensor:
+        """False for what has no part in anything: it is too old, or there is nothing in its place."""
+        return self.weight_B > 0
+
     def take(self, index: Tensor | slice) -> Batch:
         """Some of the environments, as a batch of their own."""
 

@@ -120,7 +120,8 @@ def clipped_loss(
     targets, value_TB = batch.targets, value_SB[:-1]
     valid_TB = batch.valid_TB
     weight_TB = valid_TB * batch.weight_B
-    num_valid = weight_TB.sum().clamp(min=1.0)
+    weight = weight_TB.sum()
+    num_valid = weight.clamp(min=1e-8)
 
     # r_t = pi(a_t|x_t) / pi_old(a_t|x_t); 1 where there is no transition.
     log_ratio_TB = pi.log_prob(batch.action_SB[:-1]) - targets[OLD_LOG_PROB]
@@ -157,7 +158,7 @@ def clipped_loss(
             # Of the values before the passes: what they make of data that they have not been fitted to.
             "explained_variance": explained_variance(old_error_TB, targets[RETURN], weight_TB),
         }
-    return LossOutput(loss, metrics, num_valid)
+    return LossOutput(loss, metrics, weight)
 
 
 def action_distribution(policy: ActorCritic, params_SBP: Tensor, batch: Batch) -> Distribution:

@@ -23,7 +23,7 @@ class Counted(NamedTuple):
 
     def mean(self, values_TB: Tensor) -> Tensor:
         """Of a loss."""
-        return (values_TB * self.weight_TB).sum() / self.num
+        return (values_TB * self.weight_TB).sum() / self.num.clamp(min=1.0)
 
     def average(self, values_TB: Tensor) -> Tensor:
         """Of a metric, which weights must not make smaller."""
@@ -32,4 +32,4 @@ class Counted(NamedTuple):
 
 def counted(batch: Batch) -> Counted:
     weight_TB = batch.valid_TB * batch.weight_B
-    return Counted(weight_TB, weight_TB.count_nonzero().clamp(min=1).to(weight_TB.dtype))
+    return Counted(weight_TB, weight_TB.count_nonzero().to(weight_TB.dtype))

@@ -56,8 +56,8 @@ def priority(error_TB: Tensor, valid_TB: Tensor, max_share: float) -> Tensor:
 
 @torch.no_grad()
 def curves(batch: Batch, found: Values, target_TB: Tensor) -> dict[str, Tensor]:
-    """Means over valid steps, without importance weights."""
-    valid_TB = batch.valid_TB
+    """Means over the steps that count, without importance weights."""
+    valid_TB = batch.valid_TB * batch.counts_B
     num = valid_TB.sum().clamp(min=1.0)
 
     def mean(values_TB: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class ReturnScale(nn.Module):
         sum_B, rest_B = self._unrolls(batch, reward_SB.to(torch.float64))
         terms = (torch.ones_like(sum_B), sum_B, sum_B.square(), rest_B, rest_B.square(), sum_B * rest_B)
         # Nothing can be said of unrolls that start with an autoreset step.
-        return torch.stack(terms) @ batch.valid_TB[0].to(torch.float64)
+        return torch.stack(terms) @ (batch.valid_TB[0] * batch.counts_B).to(torch.float64)
 
     @torch.no_grad()
     def observe(self, moments: Tensor) -> None:

@@ -32,8 +32,8 @@ class EntropyCollapse(TrainingGuard):
         0.005,
         gt=0,
         lt=1,
-        description="It has collapsed below this part of the largest entropy so far; of continuous actions "
-        "the part of the width that they are drawn from.",
+        description="It has collapsed below this part of the largest entropy that there can be; of "
+        "continuous actions, of the largest width so far that they were drawn from.",
     )
     for_steps: int = Field(1000, ge=1, description="Learner steps in a row that it must have lasted.")
 
@@ -73,7 +73,7 @@ class MemoryGrowth(SystemGuard):
     """The learner's own memory grows and grows."""
 
     mib_per_minute: float = Field(50.0, gt=0, description="Growth that is too much (MiB per minute).")
-    warmup_s: float = Field(120.0, ge=0, description="Time after the first batch that is not looked at (s).")
+    warmup_s: float = Field(120.0, ge=0, description="Time at the beginning that is not looked at (s).")
     window_s: float = Field(300.0, gt=0, description="Time that growth is measured over (s).")
     max_mib: float | None = Field(None, gt=0, description="Memory that is too much in any case (MiB).")
 

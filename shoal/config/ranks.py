@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.config.algorithms import ActorCriticSection, is_synchronous
+from shoal.config.algorithms import ActorCriticSection, ClippedSection, is_synchronous
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -82,6 +82,14 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
             f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
         )
+    share = batch_envs // num_learners
+    for key, num_parts in _parts_of_a_batch(config).items():
+        if num_parts > share:
+            raise ConfigError(
+                f"config key '{key}': {num_parts} is above the {share} environments that each of "
+                f"{num_learners} learners has of a batch, and each part needs one: lower it, or raise "
+                "learner.batch_envs"
+            )
     if config.learner.sharding == "fsdp":
         _check_divisible(config)
     if is_synchronous(config.algorithm):
@@ -89,6 +97,13 @@ def check_shareable(config: Config, num_learners: int) -> None:
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
             "while all actors wait for the next version: set it to false, or use one learner"
         )
+
+
+def _parts_of_a_batch(config: Config) -> dict[str, int]:
+    parts = {"learner.accumulate": config.learner.accumulate}
+    if isinstance(config.algorithm, ClippedSection):
+        parts["algorithm.minibatches"] = config.algorithm.minibatches
+    return parts
 
 
 def _check_divisible(config: Config) -> None:

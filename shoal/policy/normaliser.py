@@ -68,11 +68,11 @@ class ObservationNormaliser(nn.Module):
         return normalised
 
     @torch.no_grad()
-    def moments(self, observation: dict[str, Tensor]) -> Tensor:
+    def moments(self, observation: dict[str, Tensor], counts_B: Tensor | None = None) -> Tensor:
         """Of unrolls [S, B, ...], for `observe`: the count, sums and sums of squares, in one vector.
 
-        Those of several learners, whose statistics are the same, are added up. Last rows are left out: they
-        are the first ones of the unrolls that follow.
+        `counts_B`: which environments count, all if it is None. Moments of several learners, whose statistics
+        are the same, are added up. Last rows are left out: they are the first ones of unrolls that follow.
         """
         rows = [
             observation[name][:-1].flatten(0, 1).reshape(-1, math.prod(shape)).to(torch.float64)
@@ -80,18 +80,21 @@ class ObservationNormaliser(nn.Module):
         ]
         # Around the mean so far, which is the same everywhere: squares of large numbers would cancel out.
         centred = torch.cat(rows, dim=1) - self.mean
-        return torch.cat([self.count.new_tensor([len(centred)]), centred.sum(0), centred.square().sum(0)])
+        if counts_B is None:
+            return torch.cat([self.count.new_tensor([len(centred)]), centred.sum(0), centred.square().sum(0)])
+        counts = counts_B.to(torch.float64).repeat(len(centred) // len(counts_B))
+        return torch.cat([counts.sum().reshape(1), counts @ centred, counts @ centred.square()])
 
     @torch.no_grad()
     def observe(self, moments: Tensor) -> None:
         """Merge the moments of new observations (Chan et al. 1983)."""
         num, sums, squares = moments[0], *moments[1:].chunk(2)
-        total = self.count + num
+        total = (self.count + num).clamp(min=1.0)
         shift = sums / total
         # sum (x - mean')^2 = sum (x - mean)^2 - total (mean' - mean)^2, over the old and the new ones.
         variance = (self.variance * self.count + squares) / total - shift.square()
-        self.variance.copy_(variance.clamp(min=0.0))
+        self.variance.copy_(variance.clamp(min=0.0).where(num > 0, self.variance))
         self.mean.add_(shift)
-        self.count.copy_(total)
+        self.count.add_(num)
         self.offset.copy_(self.mean)
         self.scale.copy_((self.variance + _EPSILON).rsqrt())

@@ -32,5 +32,5 @@ class Appo(ClippedAlgorithm):
         output = super().loss(batch)
         with torch.no_grad():
             weight_TB = batch.valid_TB * batch.weight_B
-            mean_rho = (batch.targets[RHO] * weight_TB).sum() / output.weight
+            mean_rho = (batch.targets[RHO] * weight_TB).sum() / output.weight.clamp(min=1e-8)
         return replace(output, metrics=output.metrics | {"mean_rho": mean_rho})

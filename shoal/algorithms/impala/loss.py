@@ -28,7 +28,8 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
 
     valid_TB = batch.valid_TB
     weight_TB = valid_TB * batch.weight_B
-    num_valid = weight_TB.sum().clamp(min=1.0)
+    weight = weight_TB.sum()
+    num_valid = weight.clamp(min=1e-8)
 
     targets = vtrace(
         log_rho_TB=log_pi_TB.detach() - log_mu_TB,
@@ -59,4 +60,4 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
             "mean_rho": (targets.rho_TB * weight_TB).sum() / num_valid,
             "explained_variance": explained_variance(error_TB.detach(), targets.vs_TB, weight_TB),
         }
-    return LossOutput(loss, metrics, num_valid)
+    return LossOutput(loss, metrics, weight)

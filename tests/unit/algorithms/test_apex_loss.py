@@ -76,6 +76,15 @@ def test_value_and_priorities_against_plain_loops(double: bool, n: int, masked: 
     assert output.metrics["td_error"].item() == pytest.approx(mean, rel=1e-5)
 
 
+def test_items_that_do_not_count_are_in_no_curve() -> None:
+    policy, target, batch = TableQ(1), TableQ(2), make_batch()
+    batch.weight_B[0] = 0.0
+    output = apex_loss(policy, target, batch, CONFIG)
+    errors = slow_errors(policy, target, batch, CONFIG)
+    own = [abs(error) for (_, env), error in errors.items() if env]
+    assert output.metrics["td_error"].item() == pytest.approx(sum(own) / len(own), rel=1e-5)
+
+
 def test_gradient_is_the_clipped_error_of_the_action_taken() -> None:
     policy, target, batch = TableQ(1), TableQ(2), make_batch()
     apex_loss(policy, target, batch, CONFIG).loss.backward()

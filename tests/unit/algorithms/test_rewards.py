@@ -193,6 +193,15 @@ def test_a_batch_of_autoreset_steps_changes_nothing() -> None:
         assert torch.equal(array, before[name])
 
 
+def test_unrolls_that_do_not_count_have_no_part_in_the_moments() -> None:
+    scale = ReturnScale(0.5)
+    reward = torch.tensor([[1.0, 2.0, 900.0]]).expand(3, 3)
+    batch = make_batch(reward)
+    batch.weight_B[2] = 0.0
+    kept = batch.take(slice(2))
+    torch.testing.assert_close(scale.moments(batch, reward), scale.moments(kept, kept.reward_SB))
+
+
 def test_without_discount_and_ends_the_scale_is_finite() -> None:
     scale = ReturnScale(1.0)
     ones = torch.ones(5, 4)

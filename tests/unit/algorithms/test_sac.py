@@ -265,6 +265,11 @@ def test_groups_and_their_learning_rates() -> None:
     assert rates == [0.01, 0.01, 0.02]
 
 
+def test_the_learning_rate_that_is_shown_is_that_of_the_networks() -> None:
+    sac = make_sac(soft_policy(), learning_rate=1e-3, temperature_learning_rate=5e-2)
+    assert Trainer(sac, 1e9).step(transitions(), learning_rate_factor=0.5).learning_rate == 5e-4
+
+
 def test_targets_follow_after_each_step() -> None:
     sac = make_sac(soft_policy(), target_rate=0.25)
     before = [parameter.clone() for parameter in sac.target_critics.parameters()]

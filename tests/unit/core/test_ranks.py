@@ -39,6 +39,11 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
         (["algorithm.name=sac", "learner.sharding=fsdp"], "'algorithm.name': sac does not go with"),
         (["learner.sharding=fsdp", "learner.compile=true"], "'learner.compile': True does not go with"),
         (["learner.sharding=fsdp", "learner.accumulate=2"], "'learner.accumulate': 2 does not go with"),
+        (
+            ["algorithm={name: appo, minibatches: 8}", "learner.batch_envs=8"],
+            "'algorithm.minibatches': 8 is above the 4 environments",
+        ),
+        (["learner.accumulate=64"], "'learner.accumulate': 64 is above the 32 environments"),
         (["algorithm.name=ppo"], "'algorithm.synchronous': 2 learners would wait"),
     ],
 )

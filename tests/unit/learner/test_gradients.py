@@ -85,18 +85,33 @@ class _InHalf(torch.autograd.Function):
 
 @pytest.mark.parametrize(("accumulate", "num_envs"), [(2, 7), (3, 7), (4, 4), (100, 4)])
 def test_parts_make_the_step_of_the_whole(accumulate: int, num_envs: int) -> None:
+    """With as many parts as environments, in one of them nothing counts."""
     whole, parts = make_trainer(), make_trainer(accumulate)
     for seed in range(5):
         batch = make_batch(seed, num_envs)
-        if accumulate >= num_envs:
-            # A part of its own needs a step that counts.
-            batch.weight_B.fill_(1.0)
-            batch.first_SB[1] = False
         expected, found = whole.step(batch), parts.step(batch)
         assert found.loss == pytest.approx(expected.loss, rel=1e-4, abs=1e-6)
         assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
     for name, array in whole.weights().items():
         np.testing.assert_allclose(parts.weights()[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("name", any_algorithm.NAMES)
+def test_a_part_in_which_nothing_counts_changes_nothing(name: str) -> None:
+    trainer = any_algorithm.build(name, seed=1)
+    algorithm = trainer._algorithm
+    batch = any_algorithm.batch_of(algorithm, any_algorithm.spec_of(name), seed=2)
+    part = next(iter(algorithm.passes(batch)))
+    part.weight_B.zero_()
+    output = algorithm.loss(part)
+    assert output.weight.item() == output.loss.item() == 0.0
+
+
+def test_a_batch_in_parts_of_which_nothing_counts_makes_no_step() -> None:
+    trainer, batch = make_trainer(2), make_batch()
+    batch.weight_B.zero_()
+    outcome = trainer.step(batch)
+    assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
 
 
 def test_more_parts_than_environments_are_refused() -> None:

@@ -104,6 +104,19 @@ def test_data_that_stop_coming(tmp_path: Path) -> None:
     assert saved.progress.learner_steps == 2
 
 
+def test_data_that_are_all_too_old(tmp_path: Path) -> None:
+    """Batches come and none is trained on: that is a stall too."""
+    rig = guarded(
+        tmp_path, learner={"max_policy_lag": 1}, throughput_stall={"action": "stop", "no_batch_s": 5.0}
+    )
+    ticks = iter(range(10_000))
+    rig.loop._guards._clock = lambda: 2.0 * next(ticks)
+    batches = [trajectory(version=version) for version in (0, 1, 2)] + [trajectory(version=0)] * 50
+    with pytest.raises(GuardError, match=r"guard throughput_stall: no batch has come for 12 s"):
+        rig.run(*batches)
+    assert rig.value("steps_total") == 3
+
+
 def test_memory_that_grows(tmp_path: Path) -> None:
     rig = guarded(tmp_path, memory_growth={"action": "stop", "warmup_s": 0.0, "window_s": 60.0})
     ticks = iter(range(10_000))

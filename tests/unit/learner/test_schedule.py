@@ -39,6 +39,8 @@ def test_the_effective_batch_is_what_one_optimiser_step_averages_over() -> None:
     config = load_config(None, ["learner.batch_envs=64", "algorithm={name: ppo, minibatches: 4}"], {})
     assert effective_batch(config, 20).num_steps == 320
     assert effective_batch(config, 20).describe() == "320 steps (64 envs x 20 steps / 4 minibatches)"
+    config = load_config(None, ["learner.batch_envs=64", "algorithm={name: r2d2, burn_in: 4}"], {})
+    assert effective_batch(config, 20).num_steps == 64 * 16, "no loss is computed on the burn-in"
 
 
 def test_schedule_and_scaling_multiply() -> None:

@@ -38,6 +38,7 @@ def test_the_oldest_step_of_each_environment_decides() -> None:
     fresh = leave_out_stale(slot_of(made), newest_version=10, max_lag=5)
     assert fresh.batch.weight_B.tolist() == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
     assert fresh.num_stale == LENGTH
+    assert sorted(fresh.versions.tolist()) == [5, *[10] * (TRANSITIONS - LENGTH - 1)]
 
 
 def test_autoreset_steps_are_not_counted() -> None:

@@ -16,7 +16,7 @@ from services.learner.result import RunResult
 from services.learner.start import await_spec, begin_alike
 from shoal.errors import NonFiniteError
 from shoal.records import EnvSpec, Trajectory
-from tests.unit.learner.test_loop import SPEC, TRANSITIONS, Rig, trajectory
+from tests.unit.learner.test_loop import NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
 from tests.unit.learner.thread_peers import PATIENCE_S, Meeting, ThreadPeers
 
 
@@ -66,6 +66,20 @@ def test_both_train_and_the_chief_publishes_and_saves(tmp_path: Path) -> None:
         assert rig.value("run_env_steps") == 3 * 2 * TRANSITIONS
     assert other.value("policy_version") == 2, "as it was when the last step was agreed on"
     pair.assert_alike()
+
+
+def test_one_whose_share_is_too_old_adds_nothing(tmp_path: Path) -> None:
+    """Two learners, all data of the second being too old, make the step that the first makes alone."""
+    learner = {"batch_envs": NUM_ENVS, "max_policy_lag": 3}
+    pair = Pair(tmp_path / "pair", learner=learner)
+    first, second = pair.run([trajectory()], [trajectory(version=-9)])
+    assert first.result().trained_steps == second.result().trained_steps == TRANSITIONS
+    alone = Rig(tmp_path / "alone", learner=learner)
+    alone.run(trajectory())
+    for name, array in alone.resumed.trainer.weights().items():
+        found = pair.rigs[0].resumed.trainer.weights()[name]
+        np.testing.assert_allclose(found, array, rtol=1e-6, atol=1e-7, err_msg=name)
+    assert pair.rigs[0].value("loss") == pytest.approx(alone.value("loss"), rel=1e-6)
 
 
 def test_when_one_is_to_stop_both_do(tmp_path: Path) -> None:

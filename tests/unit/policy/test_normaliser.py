@@ -186,6 +186,29 @@ def test_the_learner_updates_once_a_step_and_inference_gets_the_same_numbers() -
     )
 
 
+def test_environments_that_do_not_count_have_no_part_in_the_statistics() -> None:
+    """Those that are too old, and what an older batch left in places that nothing was put in."""
+    spec = spec_of(DiscreteAction(3))
+    policy, twin = build(spec), build(spec)
+    seen, first = shifted(spec, 6, 4), torch.zeros(6, 4, dtype=torch.bool)
+    batch = make_batch(seen, first)
+    batch.weight_B[2:] = 0.0
+    kept = batch.take(slice(2))
+    Trainer(build_algorithm(ImpalaConfig(), policy), 0.5).step(batch)
+    Trainer(build_algorithm(ImpalaConfig(), twin), 0.5).step(kept)
+    assert normaliser_of(policy).count == 10.0
+    torch.testing.assert_close(normaliser_of(policy).mean, normaliser_of(twin).mean)
+    torch.testing.assert_close(normaliser_of(policy).variance, normaliser_of(twin).variance)
+
+
+def test_a_batch_in_which_nothing_counts_changes_no_statistics() -> None:
+    normaliser = ObservationNormaliser((ArraySpec("x", "float32", (2,)),))
+    none = torch.zeros(3, dtype=torch.bool)
+    normaliser.observe(normaliser.moments({"x": torch.full((5, 3, 2), 7.0)}, none))
+    assert normaliser.count == 0.0
+    torch.testing.assert_close(normaliser({"x": torch.tensor([0.5, -0.5])})["x"], torch.tensor([0.5, -0.5]))
+
+
 def test_a_policy_is_trained_as_it_acted() -> None:
     """The statistics change after the gradient: of data of the newest version every ratio is 1."""
     spec = spec_of(DiscreteAction(3))
