@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.config.policies import DEFAULT_POLICY as DEFAULT_POLICY
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Columns that every trajectory has, besides those of the observation and the policy's outputs.
 ACTION = "action"

@@ -172,8 +172,11 @@ class Group:
 
     def _ask(self, stream: ActStream, builder: UnrollBuilder) -> Awaitable[ActReply]:
         starting = builder.starting
-        asking = stream.act(builder.observation, builder.first, starting, self._min_version)
-        return self._newer(asking) if starting and self._min_version else asking
+        # Of the first step alone: on one stream versions never go back, and once the longest wait is over,
+        # the steps that follow must not begin another one each.
+        min_version = self._min_version if starting else 0
+        asking = stream.act(builder.observation, builder.first, starting, min_version)
+        return self._newer(asking) if min_version else asking
 
     async def _newer(self, asking: Awaitable[ActReply]) -> ActReply:
         """The first step of a synchronous unroll: if it takes long, the log says why."""

@@ -42,7 +42,7 @@ def train(
     replay_shards: Annotated[int | None, typer.Option(help="Replay shards.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds environments, weights and actions.")] = None,
     until_return: Annotated[float | None, typer.Option(help="Stop at this mean of 100 episodes.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Stop after training on this many env steps.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Stop after this many env steps of the run.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Stop after this much wall-clock time.")] = None,
     run_dir: Annotated[
         str | None,

@@ -93,11 +93,12 @@ class PpoConfig(ClippedSection):
         True, description="Actors wait for the newest version before each unroll: all data are on-policy."
     )
     max_wait_s: float = Field(
-        10.0,
+        30.0,
         gt=0,
         le=86_400,
         description="Longest such wait (s). Then the actor acts on with the newest version there is, so that "
-        "an unroll that was lost with a replay shard is not waited for for ever.",
+        "an unroll that was lost with a replay shard is not waited for for ever. Well above what training on "
+        "a batch takes, and the slowest actor for an unroll: else unrolls are made in vain.",
     )
 
 

@@ -32,7 +32,8 @@ class Bounds(nn.Module):
         if not isinstance(action, BoxAction) or not _is_bounded(action):
             raise UserError(
                 f"policy.kind is {kind!r}, which needs Box actions with finite bounds, low below high, and "
-                f"{spec.env_id} has {action.describe()}: use another kind, or wrap the action space"
+                f"{spec.env_id} has {action.describe()}: use an algorithm for those "
+                "(docs/algorithms), or wrap the action space"
             )
         self.shape = action.shape
         low = torch.tensor(action.low, dtype=torch.float64)

@@ -47,7 +47,8 @@ class QPolicy(Policy):
         if not isinstance(spec.action, DiscreteAction):
             raise UserError(
                 f"policy.kind is 'q', which needs Discrete actions, and {spec.env_id} has "
-                f"{spec.action.describe()}: use another kind, or wrap the action space"
+                f"{spec.action.describe()}: use an algorithm for those "
+                "(docs/algorithms), or wrap the action space"
             )
         num = num_actions(spec)
         super().__init__(config, spec)
