@@ -20,15 +20,16 @@ from shoal.config.network import PolicySection
 from shoal.policy.network import SoftActorCritic, build_policy
 from shoal.records import BoxAction
 from tests.unit.algorithms.continuous import (
-    AUTORESET,
     CASES,
     SPEC,
     history,
+    same_noise,
     soft_policy,
     transitions,
     transitions_by_loops,
     unrolls,
 )
+from tests.unit.algorithms.ends import AUTORESET
 
 ALPHA, DISCOUNT, NOISE = 0.3, 0.9, 0.4
 
@@ -40,8 +41,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draw from a normal distribution is the same number of deviations off."""
-    monkeypatch.setattr(torch, "randn_like", lambda tensor: torch.full_like(tensor, NOISE))
+    same_noise(monkeypatch, NOISE)
 
 
 def make_sac(policy: SoftActorCritic, **settings: object) -> Sac:
@@ -283,21 +283,6 @@ def test_accumulated_parts_make_the_same_step() -> None:
         outcome = Trainer(sac, 1e9, accumulate=parts).step(batch)
         ended.append((sac.state_dict(), outcome.priority_B))
     torch.testing.assert_close(ended[0], ended[1], rtol=1e-4, atol=1e-6)
-
-
-def test_going_on_from_a_checkpoint_is_going_on() -> None:
-    """Targets and temperature included, to the last bit."""
-    batch = transitions()
-    ours = Trainer(make_sac(soft_policy()), 1e9)
-    ours.step(batch)
-    theirs = Trainer(make_sac(soft_policy()), 1e9)
-    theirs.load_state(ours.state())
-    for trainer in (ours, theirs):
-        torch.manual_seed(9)
-        trainer.step(batch)
-    one, other = ours.state(), theirs.state()
-    assert all((one[name] == other[name]).all() for name in one)
-    assert any(name.startswith("algorithm/target_critics.") for name in one)
 
 
 def test_the_loss_is_pure() -> None:

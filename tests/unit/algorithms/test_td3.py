@@ -16,15 +16,16 @@ from shoal.algorithms.td3.loss import smoothed
 from shoal.config.algorithms import Td3Config
 from shoal.policy.network import DeterministicPolicy
 from tests.unit.algorithms.continuous import (
-    AUTORESET,
     CASES,
     deterministic_policy,
     history,
     random_actions,
+    same_noise,
     transitions,
     transitions_by_loops,
     unrolls,
 )
+from tests.unit.algorithms.ends import AUTORESET
 
 DISCOUNT, NOISE = 0.9, 1.5
 
@@ -36,8 +37,7 @@ def _seeded() -> None:
 
 @pytest.fixture
 def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draw from a normal distribution is the same number of deviations off."""
-    monkeypatch.setattr(torch, "randn_like", lambda tensor: torch.full_like(tensor, NOISE))
+    same_noise(monkeypatch, NOISE)
 
 
 def make_td3(policy: DeterministicPolicy, **settings: object) -> Td3:
@@ -211,21 +211,6 @@ def test_observations_look_the_same_to_the_target() -> None:
     assert td3.target.module.normaliser is normaliser
     assert bool((normaliser.scale != 1.0).any())
     trainer.load_state(trainer.state())
-
-
-def test_a_run_that_goes_on_keeps_its_rhythm() -> None:
-    batch = transitions()
-    ours = Trainer(make_td3(deterministic_policy()), 1e9)
-    ours.step(batch)
-    going_on = make_td3(deterministic_policy())
-    theirs = Trainer(going_on, 1e9)
-    theirs.load_state(ours.state())
-    for trainer in (ours, theirs):
-        torch.manual_seed(9)
-        trainer.step(batch)
-    one, other = ours.state(), theirs.state()
-    assert all((one[name] == other[name]).all() for name in one)
-    assert int(going_on.steps.num) == 2
 
 
 def test_groups() -> None:
