@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
+from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.config.network import PolicySection
 from shoal.policy.network import DeterministicPolicy, SoftActorCritic, build_policy
@@ -17,6 +20,8 @@ from tests.unit.policy.stepping import VECTOR, observe, random_state, spec_of
 BOX = BoxAction((3,), (-1.0, 0.0, -6.0), (1.0, 10.0, -2.0))
 SPEC = spec_of(BOX, VECTOR)
 NUM_STEPS, NUM_ENVS = 6, 3
+# Of a loss to the sums of plain loops.
+NEAR = {"rel": 2e-4, "abs": 1e-5}
 # Kind of batch, n of its returns, what the policy remembers.
 CASES: list[tuple[str, int, dict[str, object]]] = [
     ("transitions", 2, {}),
@@ -100,6 +105,35 @@ def transitions_by_loops(batch: Batch, n: int, discount: float) -> list[tuple[in
         for t in range(NUM_STEPS)
         if not batch.first_SB[t + 1, b]
     ]
+
+
+class SlowCritics:
+    """Squared errors of both critics and what priorities come of them, step by step."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._weight_B: list[float] = batch.weight_B.tolist()
+        self._errors: dict[int, list[float]] = {b: [] for b in range(batch.num_items)}
+        self.loss = self.error = self.weight = 0.0
+
+    def add(self, b: int, q: Sequence[float], target: float) -> float:
+        """One step of environment `b`. Returns what it counts for."""
+        weight = self._weight_B[b]
+        self.loss += weight * 0.5 * sum((value - target) ** 2 for value in q)
+        self._errors[b].append(sum(abs(value - target) for value in q) / 2)
+        self.error += weight * self._errors[b][-1]
+        self.weight += weight
+        return weight
+
+    def check(self, found: LossOutput) -> None:
+        """All but the whole loss, which is the algorithm's own."""
+        num_steps = sum(map(len, self._errors.values()))
+        assert found.weight.item() == num_steps
+        assert found.metrics["critic_loss"].item() == pytest.approx(self.loss / num_steps, **NEAR)
+        assert found.metrics["td_error"].item() == pytest.approx(self.error / self.weight, **NEAR)
+        assert found.priority_B is not None
+        means = [sum(errors) / len(errors) for errors in self._errors.values()]
+        assert found.priority_B.tolist() == pytest.approx(means, rel=1e-4)
+        assert found.groups is None
 
 
 def history(batch: Batch, t: int, b: int) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
