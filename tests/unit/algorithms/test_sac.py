@@ -21,10 +21,10 @@ from shoal.policy.network import SoftActorCritic, build_policy
 from shoal.records import BoxAction
 from tests.unit.algorithms.continuous import (
     CASES,
-    NEAR,
     SPEC,
     SlowCritics,
     history,
+    near,
     same_noise,
     soft_policy,
     transitions,
@@ -106,9 +106,9 @@ def test_losses_against_plain_loops(kind: str, n: int, memory: dict[str, object]
             entropy -= weight * log_pi
 
     critics.check(found)
-    assert found.metrics["actor_loss"].item() == pytest.approx(actor / len(steps), **NEAR)
-    assert found.loss.item() == pytest.approx((critics.loss + actor + temperature) / len(steps), **NEAR)
-    assert found.metrics["entropy"].item() == pytest.approx(entropy / critics.weight, **NEAR)
+    assert found.metrics["actor_loss"].item() == near(actor / len(steps))
+    assert found.loss.item() == near((critics.loss + actor + temperature) / len(steps))
+    assert found.metrics["entropy"].item() == near(entropy / critics.weight)
     assert found.metrics["temperature"].item() == pytest.approx(ALPHA)
 
 

@@ -17,10 +17,10 @@ from shoal.config.algorithms import Td3Config
 from shoal.policy.network import DeterministicPolicy
 from tests.unit.algorithms.continuous import (
     CASES,
-    NEAR,
     SlowCritics,
     deterministic_policy,
     history,
+    near,
     random_actions,
     same_noise,
     transitions,
@@ -86,8 +86,8 @@ def test_losses_against_plain_loops(kind: str, n: int, memory: dict[str, object]
             actor -= weight * q_of(policy, t, b, policy(*history(batch, t, b))[-1, 0])[0]
 
     critics.check(found)
-    assert found.metrics["actor_loss"].item() == pytest.approx(actor / len(steps), **NEAR)
-    assert found.loss.item() == pytest.approx((critics.loss + actor) / len(steps), **NEAR)
+    assert found.metrics["actor_loss"].item() == near(actor / len(steps))
+    assert found.loss.item() == near((critics.loss + actor) / len(steps))
 
 
 def test_target_by_hand() -> None:
