@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-WRITERS = ROOT / "tests" / "unit" / "learner" / "kill_writers.py"
+from tests.unit.learner.killing import kill_writers
 
-
-def kill_writers(kind: str, directory: Path, rounds: int) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, str(WRITERS), kind, str(directory), str(rounds), os.environ.get("CHAOS_SEED", "1")],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+SEED = int(os.environ.get("CHAOS_SEED", "1"))
 
 
 @pytest.mark.timeout(300)
 def test_200_kills_during_writes_never_leave_a_torn_one(tmp_path: Path) -> None:
     """After each kill the newest checkpoint that was said to be safe is loaded, and its content checked."""
-    found = kill_writers("checkpoints", tmp_path / "c", 200)
+    found = kill_writers("checkpoints", tmp_path / "c", 200, SEED, timeout_s=280)
     print(
         f"{found['rounds']} kills, {found['leftovers']} inside a write: {found['loaded']} loaded, "
         f"{found['torn']} torn accepted"
@@ -42,6 +26,6 @@ def test_200_kills_during_writes_never_leave_a_torn_one(tmp_path: Path) -> None:
 
 
 def test_control_kills_without_the_rename_are_seen(tmp_path: Path) -> None:
-    found = kill_writers("unprotected", tmp_path / "c", 20)
+    found = kill_writers("unprotected", tmp_path / "c", 20, SEED, timeout_s=100)
     print(f"control, {found['rounds']} kills of unprotected writers: {found['torn']} torn")
     assert 0 < found["torn"] <= found["rounds"]

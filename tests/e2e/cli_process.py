@@ -13,8 +13,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from shoal.cli.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "SHOAL_TEST_MARK"
@@ -135,3 +138,13 @@ def shoal(
                 continue
         started.process.wait()
         shutil.rmtree(sockets, ignore_errors=True)
+
+
+def trained(cwd: Path, preset: str, *arguments: str) -> dict[str, Any]:
+    """The result of a whole run, in `run`, which must end well by itself."""
+    with shoal("train", preset, *arguments, "--run-dir", "run", cwd=cwd) as run:
+        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
+        run.assert_nothing_left()
+    result = RunDir(cwd / "run").read_result()
+    print(f"{preset}: {result['mean_return']:.2f} after {result['env_steps']:,} steps ({result['reason']})")
+    return result

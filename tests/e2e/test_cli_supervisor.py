@@ -229,7 +229,9 @@ def test_learners_live_and_die_together(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_learner_that_knows_the_reason_is_heard(tmp_path: Path) -> None:
     """The others end at once because it has gone; their ends say nothing."""
     knows = "time.sleep(0.3)\nsys.stderr.write('error: no such table\\n')\nsys.exit(2)"
-    outcome = Scene(tmp_path, learner=[ANNOUNCE + "sys.exit(1)", ANNOUNCE + knows]).play()
+    # However long the other takes to start.
+    follows = f"while not os.path.exists({str(tmp_path / 'sockets/learner-1.json')!r}): time.sleep(0.01)\n"
+    outcome = Scene(tmp_path, learner=[ANNOUNCE + follows + "sys.exit(1)", ANNOUNCE + knows]).play()
     assert outcome == Outcome(End.USER_ERROR, 2, "no such table")
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from shoal.cli.history import read_history
 from shoal.cli.run_dir import RunDir
-from tests.e2e.cli_process import shoal
+from tests.e2e.cli_process import trained
 
 pytestmark = pytest.mark.timeout(400)
 
 
 def test_cartpole_is_learned_with_replicas_and_shards(tmp_path: Path) -> None:
-    run_dir = RunDir(tmp_path / "run")
     axes = ("--actors", "3", "--inference", "2", "--replay-shards", "2")
-    with shoal("train", "cartpole", "--until-return", "475", *axes, "--run-dir", "run", cwd=tmp_path) as run:
-        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
-        run.assert_nothing_left()
-    result = json.loads(run_dir.result.read_text())
-    print(result)
+    result = trained(tmp_path, "cartpole", "--until-return", "475", *axes)
     assert result["mean_return"] >= 475
     assert result["env_steps"] <= 2_000_000
-    samples, _ = read_history(run_dir.history)
+    samples, _ = read_history(RunDir(tmp_path / "run").history)
     load = samples[-1].load
     print(load)
     replicas = {"actor": 3, "inference": 2, "replay": 2, "learner": 1}
@@ -35,13 +29,7 @@ def test_cartpole_is_learned_with_replicas_and_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("preset", "budget"), [("ppo_cartpole", 300_000), ("appo_cartpole", 2_000_000)])
 def test_cartpole_is_learned_in_passes(tmp_path: Path, preset: str, budget: int) -> None:
-    run_dir = RunDir(tmp_path / "run")
-    goal = ("--until-return", "475", "--steps", str(budget))
-    with shoal("train", preset, *goal, "--run-dir", "run", cwd=tmp_path) as run:
-        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
-        run.assert_nothing_left()
-    result = json.loads(run_dir.result.read_text())
-    print(result)
+    result = trained(tmp_path, preset, "--until-return", "475", "--steps", str(budget))
     assert result["reason"] == "until_return"
     assert result["mean_return"] >= 475
 
@@ -49,13 +37,7 @@ def test_cartpole_is_learned_in_passes(tmp_path: Path, preset: str, budget: int)
 @pytest.mark.parametrize("preset", ["sac_pendulum", "td3_pendulum"])
 def test_pendulum_is_learned_from_replay(tmp_path: Path, preset: str) -> None:
     """Continuous actions, sampled transitions; the budget is of environment steps."""
-    run_dir = RunDir(tmp_path / "run")
-    goal = ("--until-return", "-200", "--steps", "30000")
-    with shoal("train", preset, *goal, "--run-dir", "run", cwd=tmp_path) as run:
-        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
-        run.assert_nothing_left()
-    result = json.loads(run_dir.result.read_text())
-    print(result)
+    result = trained(tmp_path, preset, "--until-return", "-200", "--steps", "30000")
     assert result["reason"] == "until_return"
     assert result["mean_return"] >= -200
     assert result["env_steps"] <= 30_500

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shoal.cli.run_dir import RunDir
-from tests.e2e.cli_process import ROOT, shoal
+from tests.e2e.cli_process import ROOT, trained
 
 pytestmark = pytest.mark.timeout(400)
 
 MEMORY_TASK = f"env.id={ROOT / 'examples' / 'memory_task.py'}:make"
-
-
-def trained(tmp_path: Path, preset: str, *arguments: str) -> dict[str, Any]:
-    with shoal("train", preset, *arguments, "--run-dir", "run", cwd=tmp_path) as run:
-        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
-        run.assert_nothing_left()
-    result: dict[str, Any] = json.loads(RunDir(tmp_path / "run").result.read_text())
-    print(f"{preset}: {result['mean_return']:.2f} after {result['env_steps']:,} steps ({result['reason']})")
-    return result
 
 
 def test_cartpole_is_learned_from_a_prioritised_replay(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ from shoal.config.connections import LimitsSection
 from shoal.config.tree import EnvSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
-from shoal.errors import UserError
+from shoal.errors import UnavailableError, UserError
 from shoal.records import Life, Trajectory
 from shoal.wire import decode_trajectory
 from tests.unit.actor.twin import Replicas
@@ -140,6 +140,21 @@ class Harness:
 def _make_env(vectorization: str) -> BatchEnv:
     section = {"id": f"{counting.__name__}:Counting-v0", "vectorization": vectorization}
     return make_batch_env(EnvSection.model_validate(section), E)
+
+
+def breaking_at(moments: Iterable[int]) -> Callable[[Replicas], None]:
+    """`prepare` of `run`: the stream breaks once at each of these numbers of replies."""
+    left = set(moments)
+
+    def break_at(num_acts: int) -> None:
+        if num_acts in left:
+            left.remove(num_acts)
+            raise UnavailableError("broken by the test")
+
+    def prepare(replicas: Replicas) -> None:
+        replicas.backends["a"].before_act = break_at
+
+    return prepare
 
 
 def run(

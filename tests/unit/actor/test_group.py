@@ -19,9 +19,9 @@ from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BY
 from shoal.config.connections import LimitsSection
 from shoal.config.tree import ReplaySection
 from shoal.envs.batch import EnvStep
-from shoal.errors import SpecMismatchError, UnavailableError, UserError
+from shoal.errors import SpecMismatchError, UserError
 from shoal.records import ArraySpec, Life, Trajectory
-from tests.unit.actor.harness import DEFAULT_LIMITS, E, Harness, T, run
+from tests.unit.actor.harness import DEFAULT_LIMITS, E, Harness, T, breaking_at, run
 from tests.unit.actor.twin import Replicas
 from tests.unit.envs import counting
 
@@ -58,15 +58,6 @@ def test_a_break_drops_the_open_unroll_and_goes_on_from_the_current_observation(
 
     # Streams live for 1, 2, 3, ... 10 steps: shorter, as long as and longer than an unroll.
     breaks = list(accumulate(range(1, 11)))
-    left = set(breaks)
-
-    def break_at(num_acts: int) -> None:
-        if num_acts in left:
-            left.remove(num_acts)
-            raise UnavailableError("broken by the test")
-
-    def prepare(replicas: Replicas) -> None:
-        replicas.backends["a"].before_act = break_at
 
     async def test(harness: Harness) -> None:
         await harness.sink.until(12)
@@ -93,7 +84,7 @@ def test_a_break_drops_the_open_unroll_and_goes_on_from_the_current_observation(
             assert ((new[:, 1] > old[:, 1]) | ((new[:, 1] == old[:, 1]) & (new[:, 2] >= old[:, 2]))).all()
         assert not backend.sessions
 
-    run(test, prepare=prepare)
+    run(test, prepare=breaking_at(breaks))
 
 
 def test_a_dead_replica_is_replaced_by_the_next_one() -> None:

@@ -16,11 +16,10 @@ from hypothesis.extra import numpy as hnp
 from services.actor.split import split_by_env
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES
 from shoal.config.connections import LimitsSection
-from shoal.errors import InvalidArgumentError, UnavailableError, UserError
+from shoal.errors import InvalidArgumentError, UserError
 from shoal.records import Episode, Trajectory
 from shoal.wire import decode_sequence, encode_trajectory
-from tests.unit.actor.harness import INDEX, E, Harness, T, run
-from tests.unit.actor.twin import Replicas
+from tests.unit.actor.harness import INDEX, E, Harness, T, breaking_at, run
 from tests.unit.envs import counting
 
 
@@ -98,15 +97,6 @@ def test_a_group_hands_over_its_environments_one_by_one_in_one_append(unrolls_of
 
 def test_dropped_steps_are_a_gap_in_the_stream() -> None:
     """Nobody can take what follows a break for the continuation of what was before it."""
-    breaks = set(accumulate(range(1, 11)))
-
-    def break_at(num_acts: int) -> None:
-        if num_acts in breaks:
-            breaks.remove(num_acts)
-            raise UnavailableError("broken by the test")
-
-    def prepare(replicas: Replicas) -> None:
-        replicas.backends["a"].before_act = break_at
 
     async def test(harness: Harness) -> None:
         await harness.sink.until(12 * E)
@@ -127,7 +117,7 @@ def test_dropped_steps_are_a_gap_in_the_stream() -> None:
                 num_gaps += not continues
         assert num_gaps >= 3 * E
 
-    run(test, unrolls=1, prepare=prepare)
+    run(test, unrolls=1, prepare=breaking_at(accumulate(range(1, 11))))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.errors import UnavailableError
-from tests.unit.actor.harness import Harness, T, run
-from tests.unit.actor.twin import Replicas
+from tests.unit.actor.harness import Harness, T, breaking_at, run
 
 
 def test_each_unroll_asks_for_a_newer_version_than_the_oldest_of_the_one_before() -> None:
@@ -28,15 +26,6 @@ def test_each_unroll_asks_for_a_newer_version_than_the_oldest_of_the_one_before(
 
 def test_nothing_newer_is_asked_for_after_an_unroll_that_was_dropped() -> None:
     """Nobody trains on it: what it waited for might never come."""
-    breaks = {2, T + 4}
-
-    def break_at(num_acts: int) -> None:
-        if num_acts in breaks:
-            breaks.remove(num_acts)
-            raise UnavailableError("broken by the test")
-
-    def prepare(replicas: Replicas) -> None:
-        replicas.backends["a"].before_act = break_at
 
     async def test(harness: Harness) -> None:
         await harness.sink.until(2)
@@ -49,7 +38,7 @@ def test_nothing_newer_is_asked_for_after_an_unroll_that_was_dropped() -> None:
         assert asked[3 + T : 3 + T + 3 + T] == [4, 0, 0, 4, *[0] * (T - 1)]
         assert harness.sink.trajectories[1].columns["policy_version"][0, 0] == T + 5
 
-    run(test, synchronous=True, prepare=prepare)
+    run(test, synchronous=True, prepare=breaking_at({2, T + 4}))
 
 
 @pytest.mark.parametrize(("synchronous", "evaluate"), [(False, False), (True, True)])

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
+from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.config.network import PolicySection
 from shoal.policy.network import DeterministicPolicy, SoftActorCritic, build_policy
 from shoal.records import BoxAction
+from tests.unit.algorithms.ends import episode_ends, slow_return
 from tests.unit.policy.stepping import VECTOR, observe, random_state, spec_of
 
 # Three elements, each with bounds of its own.
 BOX = BoxAction((3,), (-1.0, 0.0, -6.0), (1.0, 10.0, -2.0))
 SPEC = spec_of(BOX, VECTOR)
 NUM_STEPS, NUM_ENVS = 6, 3
-# Steps without a transition in `unrolls()`.
-AUTORESET = ((2, 1), (3, 2))
 # Kind of batch, n of its returns, what the policy remembers.
 CASES: list[tuple[str, int, dict[str, object]]] = [
     ("transitions", 2, {}),
@@ -49,27 +53,24 @@ def _policy(kind: str, settings: dict[str, object]) -> SoftActorCritic | Determi
     return policy
 
 
+def same_noise(monkeypatch: pytest.MonkeyPatch, deviations: float) -> None:
+    """Every draw from a normal distribution is the same number of deviations off."""
+    monkeypatch.setattr(torch, "randn_like", lambda tensor: torch.full_like(tensor, deviations))
+
+
 def random_actions(*leading: int) -> Tensor:
     low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
     return low + (high - low) * torch.rand(*leading, len(low))
 
 
 def unrolls(policy: SoftActorCritic | DeterministicPolicy) -> Batch:
-    """Env 0 runs on; env 1 terminates at step 1; env 2 is truncated at step 2. They count differently."""
+    """The environments count differently."""
     shape = (NUM_STEPS + 1, NUM_ENVS)
-    none = torch.zeros(shape, dtype=torch.bool)
-    terminated, truncated, first = none.clone(), none.clone(), none.clone()
-    terminated[1, 1] = True
-    truncated[2, 2] = True
-    first[3, 1] = True
-    first[4, 2] = True
     return Batch(
         observation=observe(SPEC, *shape),
         action_SB=random_actions(*shape),
         reward_SB=torch.randn(shape),
-        terminated_SB=terminated,
-        truncated_SB=truncated,
-        first_SB=first,
+        **episode_ends(NUM_STEPS, NUM_ENVS)._asdict(),
         weight_B=torch.tensor([1.0, 0.5, 0.25]),
         state=random_state(policy, NUM_ENVS),
     )
@@ -97,23 +98,46 @@ def transitions_by_loops(batch: Batch, n: int, discount: float) -> list[tuple[in
     if batch.discount_SB is not None:
         rewards, worth = batch.reward_SB[0].tolist(), batch.discount_SB[0].tolist()
         return [(0, b, rewards[b], worth[b], 1) for b in range(batch.num_items)]
-    found = []
-    for b in range(NUM_ENVS):
-        for t in range(NUM_STEPS):
-            if batch.first_SB[t + 1, b]:
-                continue
-            total, worth_of_next, row = 0.0, 1.0, t
-            while row < min(t + n, NUM_STEPS):
-                total += worth_of_next * float(batch.reward_SB[row, b])
-                worth_of_next *= discount
-                row += 1
-                if batch.terminated_SB[row - 1, b]:
-                    worth_of_next = 0.0
-                    break
-                if batch.truncated_SB[row - 1, b]:
-                    break
-            found.append((t, b, total, worth_of_next, row))
-    return found
+    return [
+        (t, b, *slow_return(batch, t, b, n, discount))
+        for b in range(NUM_ENVS)
+        for t in range(NUM_STEPS)
+        if not batch.first_SB[t + 1, b]
+    ]
+
+
+def near(expected: float) -> Any:
+    """As near as a loss in float32 is to the sums of plain loops."""
+    return pytest.approx(expected, rel=2e-4, abs=1e-5)
+
+
+class SlowCritics:
+    """Squared errors of both critics and what priorities come of them, step by step."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._weight_B: list[float] = batch.weight_B.tolist()
+        self._errors: dict[int, list[float]] = {b: [] for b in range(batch.num_items)}
+        self.loss = self.error = self.weight = 0.0
+
+    def add(self, b: int, q: Sequence[float], target: float) -> float:
+        """One step of environment `b`. Returns what it counts for."""
+        weight = self._weight_B[b]
+        self.loss += weight * 0.5 * sum((value - target) ** 2 for value in q)
+        self._errors[b].append(sum(abs(value - target) for value in q) / 2)
+        self.error += weight * self._errors[b][-1]
+        self.weight += weight
+        return weight
+
+    def check(self, found: LossOutput) -> None:
+        """All but the whole loss, which is the algorithm's own."""
+        num_steps = sum(map(len, self._errors.values()))
+        assert found.weight.item() == num_steps
+        assert found.metrics["critic_loss"].item() == near(self.loss / num_steps)
+        assert found.metrics["td_error"].item() == near(self.error / self.weight)
+        assert found.priority_B is not None
+        means = [sum(errors) / len(errors) for errors in self._errors.values()]
+        assert found.priority_B.tolist() == pytest.approx(means, rel=1e-4)
+        assert found.groups is None
 
 
 def history(batch: Batch, t: int, b: int) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:

@@ -12,10 +12,9 @@ from shoal.algorithms.batch import Batch
 from shoal.policy.distributions import Categorical
 from shoal.policy.masks import allowed_actions
 from shoal.policy.network import ActorCritic, PolicyOutput
+from tests.unit.algorithms.ends import episode_ends
 
 NUM_STEPS, NUM_ENVS, NUM_ACTIONS = 5, 4, 3
-# Steps without a transition in `make_batch`.
-AUTORESET = ((2, 1), (3, 2))
 
 
 class TablePolicy(ActorCritic):
@@ -42,22 +41,13 @@ class TablePolicy(ActorCritic):
 
 
 def make_batch() -> Batch:
-    """Envs 0 and 3 run on; env 1 terminates at step 1; env 2 is truncated at step 2."""
     generator = torch.Generator().manual_seed(2)
     shape = (NUM_STEPS + 1, NUM_ENVS)
-    none = torch.zeros(shape, dtype=torch.bool)
-    terminated, truncated, first = none.clone(), none.clone(), none.clone()
-    terminated[1, 1] = True
-    truncated[2, 2] = True
-    first[3, 1] = True
-    first[4, 2] = True
     return Batch(
         observation={"env": torch.arange(NUM_ENVS).expand(shape)},
         action_SB=torch.randint(0, NUM_ACTIONS, shape, generator=generator),
         reward_SB=torch.randn(shape, generator=generator),
-        terminated_SB=terminated,
-        truncated_SB=truncated,
-        first_SB=first,
+        **episode_ends(NUM_STEPS, NUM_ENVS)._asdict(),
         weight_B=torch.ones(NUM_ENVS),
         behaviour={"log_prob": -torch.rand(shape, generator=generator) * 2},
     )

@@ -23,7 +23,8 @@ from shoal.algorithms.clipped import (
 )
 from shoal.algorithms.ppo.algorithm import Ppo
 from shoal.config.algorithms import PpoConfig
-from tests.unit.algorithms.table_policy import AUTORESET, NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
+from tests.unit.algorithms.ends import AUTORESET
+from tests.unit.algorithms.table_policy import NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
 
 CONFIG = PpoConfig(clip=0.2, value_cost=0.7, entropy_cost=0.05)
 

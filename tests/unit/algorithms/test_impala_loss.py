@@ -9,79 +9,25 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.vtrace import vtrace
 from shoal.config.algorithms import ImpalaConfig
 from shoal.config.network import PolicySection
-from shoal.policy.distributions import Categorical
-from shoal.policy.masks import allowed_actions
-from shoal.policy.network import ActorCritic, Choice, PolicyOutput, build_policy
+from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ACTION_MASK, ActionSpec, DiscreteAction, MultiDiscreteAction
-from tests.unit.policy.stepping import (
-    VECTOR,
-    episode_starts,
-    mask_of,
-    observe,
-    outputs_of,
-    random_state,
-    spec_of,
-    step_through,
-)
+from tests.unit.algorithms.acted import acted_batch
+from tests.unit.algorithms.ends import AUTORESET
+from tests.unit.algorithms.table_policy import NUM_ACTIONS, NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
+from tests.unit.policy.stepping import VECTOR, episode_starts, mask_of, observe, spec_of
 
 CONFIG = ImpalaConfig(discount=0.9, value_cost=0.7, entropy_cost=0.05)
-NUM_STEPS, NUM_ENVS, NUM_ACTIONS = 5, 3, 4
-
-
-class TablePolicy(ActorCritic):
-    """Logits and value of every row and environment are parameters of their own: gradients are per step."""
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-        generator = torch.Generator().manual_seed(1)
-        rows = NUM_STEPS + 1
-        self.logits = nn.Parameter(torch.randn(rows, NUM_ENVS, NUM_ACTIONS, generator=generator))
-        self.value = nn.Parameter(torch.randn(rows, NUM_ENVS, generator=generator))
-
-    def forward(
-        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
-    ) -> PolicyOutput:
-        return PolicyOutput(self.logits, self.value)
-
-    def distribution(self, params: Tensor, mask: Tensor | None = None) -> Categorical:
-        return Categorical(params, None if mask is None else allowed_actions(mask))
-
-
-def make_batch() -> Batch:
-    """Env 0 runs on; env 1 terminates at step 1; env 2 is truncated at step 2."""
-    generator = torch.Generator().manual_seed(2)
-    shape = (NUM_STEPS + 1, NUM_ENVS)
-    none = torch.zeros(shape, dtype=torch.bool)
-    terminated, truncated, first = none.clone(), none.clone(), none.clone()
-    terminated[1, 1] = True
-    truncated[2, 2] = True
-    first[3, 1] = True
-    first[4, 2] = True
-    return Batch(
-        observation={},
-        action_SB=torch.randint(0, NUM_ACTIONS, shape, generator=generator),
-        reward_SB=torch.randn(shape, generator=generator),
-        terminated_SB=terminated,
-        truncated_SB=truncated,
-        first_SB=first,
-        weight_B=torch.ones(NUM_ENVS),
-        behaviour={"log_prob": -torch.rand(shape, generator=generator) * 2},
-    )
-
-
-AUTORESET = ((2, 1), (3, 2))
 
 
 def test_value_against_plain_loops() -> None:
     policy = TablePolicy()
     batch = make_batch()
     log_probs = torch.log_softmax(policy.logits.detach(), dim=-1)
-    log_pi = log_probs.gather(-1, batch.action_SB.unsqueeze(-1)).squeeze(-1)
+    log_pi = policy.log_probs(batch.action_SB)
     valid = ~batch.first_SB[1:]
     value = policy.value.detach()
     targets = vtrace(
@@ -121,9 +67,8 @@ def test_gradient_is_that_of_the_paper() -> None:
     config = CONFIG.model_copy(update={"entropy_cost": 0.0, "value_cost": 1.0})
     impala_loss(policy, batch, config).loss.backward()
     probs = torch.softmax(policy.logits.detach(), dim=-1)
-    log_pi = probs.log().gather(-1, batch.action_SB.unsqueeze(-1)).squeeze(-1)
     targets = vtrace(
-        log_rho_TB=(log_pi - batch.behaviour["log_prob"])[:-1],
+        log_rho_TB=(policy.log_probs(batch.action_SB) - batch.behaviour["log_prob"])[:-1],
         reward_TB=batch.reward_SB[:-1],
         discount_TB=(~batch.terminated_SB[:-1]).float() * 0.9,
         value_SB=policy.value.detach(),
@@ -206,10 +151,8 @@ def test_environments_without_weight_do_not_count() -> None:
     assert policy.logits.grad is not None
     assert policy.logits.grad[:, 1:].abs().max() == 0
     assert policy.logits.grad[:, 0].abs().max() > 0
-    alone = TablePolicy()
-    alone.logits = nn.Parameter(alone.logits.detach()[:, :1])
-    alone.value = nn.Parameter(alone.value.detach()[:, :1])
-    torch.testing.assert_close(impala_loss(alone, batch.take(slice(0, 1)), CONFIG).loss, output.loss)
+    alone = impala_loss(policy, batch.take(slice(0, 1)), CONFIG)
+    torch.testing.assert_close(alone.loss, output.loss)
 
 
 def test_metrics_are_detached_scalars() -> None:
@@ -233,7 +176,7 @@ def test_forbidden_actions_get_no_gradient_and_no_entropy() -> None:
     batch = make_batch()
     mask = torch.ones(NUM_STEPS + 1, NUM_ENVS, NUM_ACTIONS, dtype=torch.int8)
     mask.scatter_(-1, ((batch.action_SB + 1) % NUM_ACTIONS).unsqueeze(-1), 0)
-    output = impala_loss(policy, replace(batch, observation={ACTION_MASK: mask}), CONFIG)
+    output = impala_loss(policy, replace(batch, observation=batch.observation | {ACTION_MASK: mask}), CONFIG)
     output.loss.backward()
 
     assert policy.logits.grad is not None
@@ -252,20 +195,7 @@ def test_what_the_policy_did_itself_is_on_policy(
     spec = spec_of(action, VECTOR, mask_of(num))
     policy = build_policy(PolicySection.model_validate(settings), spec)
     assert isinstance(policy, ActorCritic)
-    seen, first, state = observe(spec, 6, 4), episode_starts(6, 4), random_state(policy, 4)
-    acted = step_through(policy, seen, first, state, Choice())
-    none = torch.zeros(6, 4, dtype=torch.bool)
-    batch = Batch(
-        observation=seen,
-        action_SB=outputs_of(acted, "action"),
-        reward_SB=torch.randn(6, 4),
-        terminated_SB=none,
-        truncated_SB=none,
-        first_SB=first,
-        weight_B=torch.ones(4),
-        behaviour={"log_prob": outputs_of(acted, "log_prob")},
-        state=state,
-    )
+    batch = acted_batch(policy, observe(spec, 6, 4), episode_starts(6, 4))
     # Neither clip is reached.
     output = impala_loss(policy, batch, CONFIG.model_copy(update={"rho_clip": 9.0, "c_clip": 9.0}))
     assert output.metrics["mean_rho"].item() == pytest.approx(1.0, abs=1e-5)

@@ -12,6 +12,7 @@ from services.replay.n_step import build_transitions
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.n_step import n_step
 from shoal.records import FIRST, OBSERVATION, REWARD, TERMINATED, TRUNCATED, Trajectory
+from tests.unit.algorithms.ends import slow_return
 
 
 def batch_of(marks: list[str], at_reset: str = "") -> Batch:
@@ -49,23 +50,12 @@ def batches(draw: st.DrawFn) -> Batch:
     return batch_of(marks)
 
 
-def walk(batch: Batch, t: int, b: int, n: int, discount: float) -> tuple[float, float, int]:
-    total, k = 0.0, t
-    while True:
-        total += discount ** (k - t) * batch.reward_SB[k, b].item()
-        terminated = bool(batch.terminated_SB[k, b])
-        ended = terminated or bool(batch.truncated_SB[k, b])
-        k += 1
-        if ended or k - t == n or k == len(batch.reward_SB) - 1:
-            return total, 0.0 if terminated else discount ** (k - t), k
-
-
 @given(batches(), st.integers(1, 12), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
 def test_matches_a_walk_from_every_step(batch: Batch, n: int, discount: float) -> None:
     result = n_step(batch, n, discount)
     for t in range(len(batch.reward_SB) - 1):
         for b in range(batch.num_items):
-            expected = (0.0, 0.0, t) if batch.first_SB[t + 1, b] else walk(batch, t, b, n, discount)
+            expected = (0.0, 0.0, t) if batch.first_SB[t + 1, b] else slow_return(batch, t, b, n, discount)
             assert (
                 result.reward_TB[t, b].item(),
                 result.discount_TB[t, b].item(),

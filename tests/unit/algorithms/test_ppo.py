@@ -6,31 +6,22 @@ import pytest
 import torch
 
 from shoal.algorithms.algorithm import build_algorithm
-from shoal.algorithms.batch import Batch
 from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN
 from shoal.algorithms.gae import gae
 from shoal.algorithms.ppo.algorithm import Ppo
 from shoal.config.algorithms import AppoConfig, PpoConfig
 from shoal.config.network import PolicySection
-from shoal.policy.network import ActorCritic, Choice, build_policy
+from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ActionSpec, BoxAction, DiscreteAction, MultiDiscreteAction
+from tests.unit.algorithms.acted import acted_batch
 from tests.unit.algorithms.table_policy import TablePolicy, make_batch
-from tests.unit.policy.stepping import (
-    BOX,
-    VECTOR,
-    episode_starts,
-    mask_of,
-    observe,
-    outputs_of,
-    random_state,
-    spec_of,
-    step_through,
-)
+from tests.unit.policy.stepping import BOX, VECTOR, episode_starts, mask_of, observe, spec_of
 
 
 def test_targets_are_gae_of_the_values_before_the_passes() -> None:
     policy, batch = TablePolicy(), make_batch()
-    ppo = Ppo(PpoConfig(discount=0.9, gae_lambda=0.8, normalise_advantages=False, epochs=3), policy)
+    config = PpoConfig(discount=0.9, gae_lambda=0.8, normalise_advantages=False, epochs=3)
+    ppo = Ppo(config, policy)
     value = policy.value.detach().clone()
     advantage, returns = gae(
         reward_TB=batch.reward_SB[:-1],
@@ -39,7 +30,9 @@ def test_targets_are_gae_of_the_values_before_the_passes() -> None:
         valid_TB=(~batch.first_SB[1:]).float(),
         gae_lambda=0.8,
     )
+    num_parts = 0
     for part in ppo.passes(batch):
+        num_parts += 1
         envs = part.observation["env"][0]
         torch.testing.assert_close(part.targets[ADVANTAGE], advantage[:, envs])
         torch.testing.assert_close(part.targets[RETURN], returns[:, envs])
@@ -49,26 +42,7 @@ def test_targets_are_gae_of_the_values_before_the_passes() -> None:
         # What a step does to the values changes none of it.
         with torch.no_grad():
             policy.value += 1.0
-
-
-def acted_batch(policy: ActorCritic, num_rows: int, num_envs: int) -> Batch:
-    """What the policy did itself, step by step, with masks and memory."""
-    spec = policy.spec
-    seen, first = observe(spec, num_rows, num_envs), episode_starts(num_rows, num_envs)
-    state = random_state(policy, num_envs)
-    acted = step_through(policy, seen, first, state, Choice())
-    none = torch.zeros(num_rows, num_envs, dtype=torch.bool)
-    return Batch(
-        observation=seen,
-        action_SB=outputs_of(acted, "action"),
-        reward_SB=torch.randn(num_rows, num_envs),
-        terminated_SB=none,
-        truncated_SB=none,
-        first_SB=first,
-        weight_B=torch.ones(num_envs),
-        behaviour={"log_prob": outputs_of(acted, "log_prob")},
-        state=state,
-    )
+    assert num_parts == 3 * config.minibatches
 
 
 @pytest.mark.parametrize("action", [DiscreteAction(5), MultiDiscreteAction((2, 3)), BOX])
@@ -82,9 +56,8 @@ def test_the_first_pass_is_on_policy(action: ActionSpec, settings: dict[str, obj
     assert isinstance(policy, ActorCritic)
     config = PpoConfig() if name == "ppo" else AppoConfig()
     algorithm = build_algorithm(config, policy)
-    batch = acted_batch(policy, 6, 4)
-    parts = list(algorithm.passes(batch))
-    for part in parts:
+    batch = acted_batch(policy, observe(policy.spec, 6, 4), episode_starts(6, 4))
+    for part in list(algorithm.passes(batch)):
         output = algorithm.loss(part)
         assert output.metrics["approx_kl"].item() == pytest.approx(0.0, abs=1e-5)
         assert output.metrics["clip_fraction"].item() == 0.0

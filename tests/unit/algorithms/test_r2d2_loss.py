@@ -16,15 +16,8 @@ from shoal.config.algorithms import R2d2Config
 from shoal.config.network import PolicySection
 from shoal.policy.network import Choice, QPolicy, build_policy
 from shoal.records import DiscreteAction
-from tests.unit.algorithms.q_tables import (
-    AUTORESET,
-    NUM_ACTIONS,
-    NUM_ENVS,
-    NUM_STEPS,
-    TableQ,
-    make_batch,
-    slow_return,
-)
+from tests.unit.algorithms.ends import AUTORESET, slow_return
+from tests.unit.algorithms.q_tables import NUM_ACTIONS, NUM_ENVS, NUM_STEPS, TableQ, make_batch
 from tests.unit.policy.stepping import episode_starts, observe, random_state, spec_of, step_through
 
 EPSILON = 0.01

@@ -11,52 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.algorithms.vtrace import VTrace, vtrace
+from tests.unit.algorithms.rows import Rows, random_rows, stacked
 
 
 @dataclass(frozen=True)
-class Unroll:
-    """One environment, [T] or [T+1], in float64."""
-
+class Unroll(Rows):
     log_rho: np.ndarray
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    first: np.ndarray
-    value: np.ndarray
 
 
 def random_unroll(rng: np.random.Generator, length: int, done_rate: float) -> Unroll:
-    """Gymnasium's next-step autoreset: after a done comes the final observation, then a first one."""
-    terminated, truncated = np.zeros(length, bool), np.zeros(length, bool)
-    first = np.zeros(length + 1, bool)
-    first[0] = rng.random() < 0.3
-    # A pending reset at row 0: the previous unroll ended with a done.
-    pending = not first[0] and rng.random() < 0.3
-    for t in range(length):
-        if pending:
-            first[t + 1], pending = True, False
-            continue
-        if rng.random() < done_rate:
-            pending = True
-            kind = rng.integers(3)
-            terminated[t], truncated[t] = kind != 1, kind != 0
-    # Of an autoreset step nothing counts: its numbers are wild on purpose, log rho beyond exp's range.
-    autoreset = first[1:]
-    return Unroll(
-        log_rho=np.where(autoreset, 200.0, rng.normal(0.0, 1.0, length)),
-        reward=np.where(autoreset, 1e6, rng.normal(0.0, 2.0, length)),
-        terminated=terminated,
-        truncated=truncated,
-        first=first,
-        value=rng.normal(0.0, 3.0, length + 1),
-    )
+    rows = random_rows(rng, length, done_rate)
+    # Of an autoreset step beyond exp's range.
+    log_rho = np.where(rows.first[1:], 200.0, rng.normal(0.0, 1.0, length))
+    return Unroll(**vars(rows), log_rho=log_rho)
 
 
 def by_definition(
     unroll: Unroll, gamma: float, rho_clip: float, c_clip: float, trace_lambda: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Equation 1 of the paper, term by term, within each episode; what an autoreset step has is unused."""
-    length = len(unroll.reward)
+    length = unroll.length
     valid = ~unroll.first[1:]
     value, ratio = unroll.value, np.exp(np.clip(unroll.log_rho, None, 50.0))
     rho = np.minimum(rho_clip, ratio)
@@ -68,17 +42,11 @@ def by_definition(
     def delta(t: int) -> float:
         return float(rho[t] * (unroll.reward[t] + gamma_at(t) * value[t + 1] - value[t]))
 
-    def episode_end(s: int) -> int:
-        for t in range(s, length):
-            if unroll.terminated[t] or unroll.truncated[t]:
-                return t
-        return length - 1
-
     vs = value.copy()
     for s in range(length):
         if not valid[s]:
             continue
-        for t in range(s, episode_end(s) + 1):
+        for t in range(s, unroll.end_of_episode(s) + 1):
             vs[s] += np.prod([gamma * c[i] for i in range(s, t)]) * delta(t)
     advantage = np.zeros(length)
     for s in range(length):
@@ -90,15 +58,12 @@ def by_definition(
 
 
 def fast(unrolls: list[Unroll], gamma: float, rho_clip: float, c_clip: float, trace_lambda: float) -> VTrace:
-    def stacked(name: str) -> torch.Tensor:
-        return torch.from_numpy(np.stack([getattr(u, name) for u in unrolls], axis=1))
-
     return vtrace(
-        log_rho_TB=stacked("log_rho"),
-        reward_TB=stacked("reward"),
-        discount_TB=(~stacked("terminated")).double() * gamma,
-        value_SB=stacked("value"),
-        valid_TB=(~stacked("first")[1:]).double(),
+        log_rho_TB=stacked(unrolls, "log_rho"),
+        reward_TB=stacked(unrolls, "reward"),
+        discount_TB=(~stacked(unrolls, "terminated")).double() * gamma,
+        value_SB=stacked(unrolls, "value"),
+        valid_TB=(~stacked(unrolls, "first")[1:]).double(),
         rho_clip=rho_clip,
         c_clip=c_clip,
         trace_lambda=trace_lambda,

@@ -28,22 +28,13 @@ from tests.unit.inference.tracer import (
     OTHER_SPEC,
     SPEC,
     assert_consistent,
+    connect,
     hello,
-    install_first,
     running_engine,
     snapshot,
     step,
     tensors,
 )
-
-
-async def connect(engine: Engine, num_envs: int = 3, *, greedy: bool = True) -> int:
-    """A session, with weights 0 if there are none yet."""
-    connecting = asyncio.ensure_future(engine.connect(hello(num_envs, greedy=greedy)))
-    if engine.policy_version < 0:
-        await install_first(engine)
-    session, _ = await connecting
-    return session
 
 
 def value(registry: CollectorRegistry, name: str) -> float:

@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from services.inference.engine import Engine
 from shoal.errors import InvalidArgumentError, UnavailableError
-from tests.unit.inference.tracer import (
-    assert_consistent,
-    hello,
-    install_first,
-    running_engine,
-    snapshot,
-    step,
-)
-
-
-async def connect(engine: Engine, max_wait_s: float = 0.0) -> int:
-    connecting = asyncio.ensure_future(engine.connect(replace(hello(), max_wait_s=max_wait_s)))
-    if engine.policy_version < 0:
-        await install_first(engine)
-    session, _ = await connecting
-    return session
-
-
-async def settled() -> None:
-    """Everything that is ready has run."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+from tests.unit.inference.tracer import assert_consistent, connect, running_engine, snapshot, step
+from tests.unit.replay.virtual_time import settle
 
 
 def test_a_step_waits_for_its_version_and_others_do_not() -> None:
@@ -62,7 +42,7 @@ def test_each_of_several_waits_for_its_own_version() -> None:
                 asyncio.ensure_future(engine.act(session, *step(), min_version=version))
                 for version, session in enumerate(sessions, start=1)
             ]
-            await settled()
+            await settle()
             for version, act in enumerate(asked, start=1):
                 await engine.install(snapshot(version))
                 assert (await act).policy_version == version
@@ -76,7 +56,7 @@ def test_a_second_step_is_refused_while_one_is_held() -> None:
         async with running_engine() as engine:
             session = await connect(engine)
             asked = asyncio.ensure_future(engine.act(session, *step(), min_version=1))
-            await settled()
+            await settle()
             with pytest.raises(Exception, match="one is in flight"):
                 await engine.act(session, *step())
             await engine.install(snapshot(1))
@@ -87,15 +67,40 @@ def test_a_second_step_is_refused_while_one_is_held() -> None:
 
 def test_after_the_longest_wait_the_newest_weights_will_do() -> None:
     async def scenario() -> None:
-        async with running_engine() as engine:
+        async with running_engine() as engine, asyncio.timeout(20):
             session = await connect(engine, max_wait_s=0.02)
-            async with asyncio.timeout(20):
-                assert (await engine.act(session, *step(), min_version=7)).policy_version == 0
-                # The wait of each step is its own: the timer of the last one must not end the next.
-                asked = asyncio.ensure_future(engine.act(session, *step(), min_version=1))
-                await engine.install(snapshot(1))
-                assert (await asked).policy_version == 1
-                assert (await engine.act(session, *step(), min_version=2)).policy_version == 1
+            assert (await engine.act(session, *step(), min_version=7)).policy_version == 0
+            await engine.install(snapshot(1))
+            assert (await engine.act(session, *step(), min_version=7)).policy_version == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_wait_of_each_step_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would have ended the wait of a step does not end that of the next."""
+    patience_s, timers = 60.0, list[asyncio.TimerHandle]()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def remember(delay: float, *call: Any) -> asyncio.TimerHandle:
+            timer = call_later(delay, *call)
+            if delay == patience_s:
+                timers.append(timer)
+            return timer
+
+        monkeypatch.setattr(loop, "call_later", remember)
+        async with running_engine() as engine:
+            session = await connect(engine, max_wait_s=patience_s)
+            for version in (1, 2):
+                asked = asyncio.ensure_future(engine.act(session, *step(), min_version=version))
+                await settle()
+                assert [timer.cancelled() for timer in timers] == [True] * (version - 1) + [False]
+                assert not asked.done()
+                await engine.install(snapshot(version))
+                assert (await asked).policy_version == version
+        assert all(timer.cancelled() for timer in timers)
 
     asyncio.run(scenario())
 
@@ -116,7 +121,7 @@ def test_who_cancels_is_not_answered_later() -> None:
         async with running_engine(registry=registry) as engine:
             session, other = await connect(engine, max_wait_s=60.0), await connect(engine)
             asked = asyncio.ensure_future(engine.act(session, *step(), min_version=1))
-            await settled()
+            await settle()
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
@@ -133,7 +138,7 @@ def test_a_drain_or_the_end_of_the_stream_ends_the_wait(end: Callable[[Engine, i
         async with running_engine() as engine:
             session = await connect(engine)
             asked = asyncio.ensure_future(engine.act(session, *step(), min_version=1))
-            await settled()
+            await settle()
             assert not asked.done()
             end(engine, session)
             with pytest.raises(UnavailableError):

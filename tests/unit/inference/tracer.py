@@ -59,9 +59,14 @@ def versions_seen(outputs: Columns) -> set[float]:
 
 
 def hello(
-    num_envs: int = 3, *, spec: EnvSpec = SPEC, greedy: bool = True, actor_id: str = "actor-0"
+    num_envs: int = 3,
+    *,
+    spec: EnvSpec = SPEC,
+    greedy: bool = True,
+    actor_id: str = "actor-0",
+    max_wait_s: float = 0.0,
 ) -> ActHello:
-    return ActHello(Life(actor_id, "life-1"), spec, num_envs, greedy)
+    return ActHello(Life(actor_id, "life-1"), spec, num_envs, greedy, max_wait_s=max_wait_s)
 
 
 def step(num_envs: int = 3) -> tuple[Columns, np.ndarray]:
@@ -133,6 +138,16 @@ async def install_first(engine: Engine, version: int = 0) -> None:
     """The first weights, once an actor has told the spec."""
     await engine.spec()
     await engine.install(snapshot(version))
+
+
+async def connect(engine: Engine, num_envs: int = 3, *, greedy: bool = True, max_wait_s: float = 0.0) -> int:
+    """A session, with weights 0 if there are none yet."""
+    told = hello(num_envs, greedy=greedy, max_wait_s=max_wait_s)
+    connecting = asyncio.ensure_future(engine.connect(told))
+    if engine.policy_version < 0:
+        await install_first(engine)
+    session, _ = await connecting
+    return session
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -19,24 +18,10 @@ from shoal.checkpoint import best_of, sums_of
 from shoal.config import Config, to_yaml
 from shoal.errors import CheckpointError, UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
+from tests.unit.learner.killing import kill_writers
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
-KILLER = Path(__file__).with_name("kill_writers.py")
 ROOT = Path(__file__).parents[3]
-
-
-def run_killer(*arguments: str) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, str(KILLER), *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
 
 
 def tensors(value: float = 1.0) -> dict[str, np.ndarray]:
@@ -332,7 +317,7 @@ print(store.newest().progress.learner_steps)
 
 
 def test_versions_never_go_back_under_kills(tmp_path: Path) -> None:
-    found = run_killer("versions", str(tmp_path / "v"), "30", "2")
+    found = kill_writers("versions", tmp_path / "v", 30, seed=2, timeout_s=100)
     print(f"killed {found['rounds']} users of versions: {found}")
     assert found["gone_back"] == 0
     assert found["numbers"] > 30

@@ -88,8 +88,9 @@ def test_a_policy_that_stops_to_explore(tmp_path: Path) -> None:
     assert rig.store.newest() is None, "what has collapsed is not the newest checkpoint"
 
 
-def test_data_that_stop_coming(tmp_path: Path) -> None:
+def test_data_that_stop_coming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop itself notices, while it waits; what was learnt is saved."""
+    monkeypatch.setattr("services.learner.loop._WAIT_SLICE_S", 0.001)
     rig = guarded(tmp_path, throughput_stall={"action": "stop", "no_batch_s": 5.0})
     ticks = iter(range(10_000))
     rig.loop._guards._clock = lambda: 2.0 * next(ticks)

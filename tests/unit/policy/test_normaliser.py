@@ -20,6 +20,7 @@ from shoal.policy.normaliser import MAX_NORMALISED, ObservationNormaliser
 from shoal.policy.twin_q import TwinQPolicy
 from shoal.policy.weights import load_policy_bytes
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
+from tests.unit.algorithms.acted import acted_batch
 from tests.unit.policy.stepping import (
     BOX,
     MIXED,
@@ -213,14 +214,11 @@ def test_a_policy_is_trained_as_it_acted() -> None:
     """The statistics change after the gradient: of data of the newest version every ratio is 1."""
     spec = spec_of(DiscreteAction(3))
     policy = build(spec)
+    assert isinstance(policy, ActorCritic)
     trainer = Trainer(build_algorithm(ImpalaConfig(), policy), 0.5)
     first = torch.zeros(6, 4, dtype=torch.bool)
     for _ in range(3):
-        seen = shifted(spec, 6, 4)
-        acted = step_through(policy, seen, first, {}, Choice())
-        batch = make_batch(seen, first)
-        batch.behaviour["log_prob"].copy_(outputs_of(acted, "log_prob"))
-        batch.action_SB.copy_(outputs_of(acted, "action"))
+        batch = acted_batch(policy, shifted(spec, 6, 4), first)
         count = normaliser_of(policy).count.item()
         metrics = trainer.step(batch).metrics
         assert metrics["mean_rho"].item() == pytest.approx(1.0, abs=1e-6)
