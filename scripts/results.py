@@ -67,6 +67,8 @@ def _record(arguments: argparse.Namespace) -> None:
         run_dir = RunDir(path)
         config = yaml.safe_load(run_dir.config.read_text(encoding="utf-8"))
         result = run_dir.read_result()
+        if result.get("mean_return") is None:
+            sys.exit(f"{path} has no result with a mean return: no episode finished, or it still runs")
         samples, _ = read_history(run_dir.history)
         points = [(s.env_steps or 0, s.episode_return) for s in samples if s.episode_return is not None]
         points.append((result["env_steps"], result["mean_return"]))

@@ -63,6 +63,15 @@ def test_runs_become_figures_a_curve_and_a_row(tmp_path: Path) -> None:
     assert "1: 470.0 (3,000; 2 min)<br>2: 490.5 (4,000; 2 min)" in page
 
 
+def test_a_run_without_a_result_is_told_of_in_one_line(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "a", 1, {1000: 20.0})
+    RunDir(run).result.unlink()
+    command = [sys.executable, str(ROOT / "scripts/results.py"), "--name", "x", "--results", str(tmp_path)]
+    done = subprocess.run([*command, str(run)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == f"{run} has no result with a mean return: no episode finished, or it still runs\n"
+
+
 def test_the_page_agrees_with_the_files_beside_it(tmp_path: Path) -> None:
     for path in [*RESULTS.glob("*.json"), RESULTS / "README.md"]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
