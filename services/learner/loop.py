@@ -178,7 +178,7 @@ class TrainingLoop:
         self._progress.count_data(agreed.env_steps, agreed.episodes)
         env_steps, episodes = self._counted(slot)
         self._metrics.env_steps.inc(env_steps)
-        self._metrics.episodes.inc(len(episodes))
+        self._metrics.count_episodes(len(episodes), self._progress.mean_return, self._progress.mean_length)
         try:
             fresh = leave_out_stale(slot, agreed.policy_version, self._config.learner.max_policy_lag)
             self._metrics.stale_steps.inc(fresh.num_stale)

@@ -194,6 +194,13 @@ class PolicyMetrics:
     def guard_fired(self, guard: str) -> Counter:
         return self._metrics.guard_fired.labels(self.policy, guard)
 
+    def count_episodes(self, number: int, mean_return: float | None, mean_length_steps: float | None) -> None:
+        """The means of the last ones first: whoever sees an episode counted relies on them."""
+        if mean_return is not None and mean_length_steps is not None:
+            self.episode_return_mean.set(mean_return)
+            self.episode_length_mean.set(mean_length_steps)
+        self.episodes.inc(number)
+
     def observe_lag(self, counts_by_lag: np.ndarray) -> None:
         """`counts_by_lag[i]` transitions were i versions behind."""
         self._metrics.policy_lag.observe(self.policy, counts_by_lag)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from services.learner.metrics import PolicyMetrics
 from services.learner.ring import BatchRing, Packer, RingClosed
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.errors import InvalidArgumentError
-from shoal.records import Item, Trajectory, Transitions
+from shoal.records import Episode, Item, Trajectory, Transitions
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Prefetcher:
         self._num_threads = decode_threads
         self._metrics = metrics
         self._packer = Packer(ring, metrics.phases)
+        self._tally = _Tally()
         self._last_logged = -_LOG_EVERY_S
 
     async def run(self) -> None:
@@ -93,6 +95,7 @@ class Prefetcher:
         trajectories = [self._usable(item, num_envs=1) for item in sampled.items]
         usable = [trajectory for trajectory in trajectories if trajectory is not None]
         if not usable:
+            self._tally.keep(sampled)
             return
         kept = np.flatnonzero([trajectory is not None for trajectory in trajectories])
         slot = self._ring.take_free()
@@ -105,6 +108,7 @@ class Prefetcher:
             problem = self._layout.why_unusable_transitions(transitions.columns)
         if problem is not None:
             self._drop(f"{len(transitions)} transitions", problem, len(transitions))
+            self._tally.keep(sampled)
             return
         slot = self._ring.take_free()
         with self._metrics.phases.measure("copy"):
@@ -113,8 +117,8 @@ class Prefetcher:
 
     def _hand_on(self, slot: BatchSlot, sampled: SampledBatch, refs: ItemRefs) -> None:
         slot.refs = refs
-        slot.env_steps = sampled.steps_inserted
-        slot.episodes.extend(sampled.episodes)
+        self._tally.keep(sampled)
+        slot.env_steps, slot.episodes = self._tally.take()
         self._ring.put_ready(slot)
 
     def _usable(self, item: Item, num_envs: int | None = None) -> Trajectory | None:
@@ -140,6 +144,29 @@ class Prefetcher:
         if now - self._last_logged >= _LOG_EVERY_S:
             self._last_logged = now
             log.error("%sdropped %s: %s", self._metrics.log_label, what, problem)
+
+
+class _Tally:
+    """Steps and episodes that sampled batches told of and no batch for training has yet.
+
+    They say what actors did, not what is in the batch: one that cannot be trained on leaves them to the next.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._steps = 0
+        self._episodes: list[Episode] = []
+
+    def keep(self, sampled: SampledBatch) -> None:
+        with self._lock:
+            self._steps += sampled.steps_inserted
+            self._episodes.extend(sampled.episodes)
+
+    def take(self) -> tuple[int, list[Episode]]:
+        with self._lock:
+            taken = (self._steps, self._episodes)
+            self._steps, self._episodes = 0, []
+            return taken
 
 
 def _name_of(item: Item) -> str:

@@ -83,9 +83,6 @@ class Reporter:
         metrics.ready_batches.set(self._ring.num_ready)
         for name, value in values.items():
             metrics.algorithm(name).set(value)
-        if progress.mean_return is not None and progress.mean_length is not None:
-            metrics.episode_return_mean.set(progress.mean_return)
-            metrics.episode_length_mean.set(progress.mean_length)
 
     def _summarise(
         self, now: float, progress: Progress, outcome: StepOutcome, lag: Lag, values: dict[str, float]

@@ -25,7 +25,7 @@ PolicyFigures = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Sample:
-    """The run at one moment. None: not known (yet). Rates are means since the sample before.
+    """The run at one moment. None: not known (yet). Rates are means over the last ten seconds.
 
     Of several policies, steps and rates are those of all together, returns are the highest and the version is
     the newest; `policies` has each for itself. Of one it is empty.

@@ -6,7 +6,7 @@ once per poll, on the event loop.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +26,8 @@ WAITS = {
     "shoal_replay_insert_wait_seconds_total": "insert_wait",
     "shoal_replay_sample_wait_seconds_total": "sample_wait",
 }
+# Rates are means over so long: training comes in rounds, of seconds where it is synchronous.
+WINDOW_S = 10.0
 CHIEF = "learner-0"
 LEARNER_PHASES, LEARNER_WAIT = "shoal_learner_phase_seconds_total", "wait"
 
@@ -42,11 +44,21 @@ class Reading:
 
 @dataclass
 class _Growth:
-    """What counters grew by since the poll before, over all processes of a role."""
+    """What counters grew by, over all processes of a role."""
 
     sums: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     # Seconds that training waited for data, by policy.
     waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # What each process did, in the unit of WORK.
+    work: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, other: _Growth) -> None:
+        for key, amount in other.sums.items():
+            self.sums[key] += amount
+        for policy, seconds in other.waits.items():
+            self.waits[policy] += seconds
+        for process, amount in other.work.items():
+            self.work[process] += amount
 
     def of(self, role: str, metric: str) -> float:
         return self.sums.get((role, metric), 0.0)
@@ -79,15 +91,21 @@ class Vitals:
             if "env_steps" in figures
         }
         self._last_time_s: float | None = None
-        # Work per second of each process, by name, at the last poll.
+        # Polls of the last WINDOW_S: since when, and what was new.
+        self._recent: deque[tuple[float, _Growth]] = deque()
+        # Work per second of each process that was there at the last poll, by name.
         self.rates: dict[str, float] = {}
 
     def update(self, time_s: float, readings: Iterable[Reading], num_restarts: int) -> Sample:
         """The run at `time_s`, which counts from the beginning of its first session."""
         readings = tuple(readings)
-        elapsed_s = time_s - self._last_time_s if self._last_time_s is not None else None
-        self._last_time_s = time_s
-        growth = self._grow(readings, elapsed_s)
+        growth, elapsed_s = self._lately(time_s, self._grow(readings))
+        present = {reading.process for reading in readings}
+        self.rates = {
+            process: work / elapsed_s
+            for process, work in growth.work.items()
+            if elapsed_s and process in present
+        }
         gauges = _Gauges(readings)
         steps = gauges.by_policy("shoal_learner_run_env_steps")
         # A learner that just came back shows 0 until it has loaded its checkpoint.
@@ -143,19 +161,29 @@ class Vitals:
             for policy in gauges.by_policy("shoal_learner_run_env_steps")
         }
 
-    def _grow(self, readings: Iterable[Reading], elapsed_s: float | None) -> _Growth:
+    def _lately(self, time_s: float, new: _Growth) -> tuple[_Growth, float | None]:
+        """All of the window, with its length; of the first poll it is not known since when."""
+        since, self._last_time_s = self._last_time_s, time_s
+        if since is None:
+            return new, None
+        self._recent.append((since, new))
+        while time_s - self._recent[0][0] > WINDOW_S and len(self._recent) > 1:
+            self._recent.popleft()
         growth = _Growth()
-        self.rates = {}
+        for _, part in self._recent:
+            growth.add(part)
+        return growth, time_s - self._recent[0][0]
+
+    def _grow(self, readings: Iterable[Reading]) -> _Growth:
+        growth = _Growth()
         for reading in readings:
             grown = self._counters.advance(reading.process, reading.life, reading.metrics)
             for name in grown:
                 growth.sums[reading.role, name] += total(grown, name) or 0.0
             self._add_phases(reading.role, grown, growth)
             work = total(grown, WORK[reading.role][0]) or 0.0
+            growth.work[reading.process] += work
             self._load[reading.process] = self._load.get(reading.process, 0.0) + work
-            rate = _rate(work, elapsed_s)
-            if rate is not None:
-                self.rates[reading.process] = rate
         return growth
 
     def _add_phases(self, role: str, grown: Metrics, growth: _Growth) -> None:

@@ -88,7 +88,26 @@ def test_steps_that_are_trained_on_several_times() -> None:
     assert Vitals().update(1.0, [learner_of(of_policy("policy", 0))], 0).samples_per_step is None
 
 
-def test_rates_are_means_since_the_poll_before() -> None:
+def test_rates_are_means_over_the_last_ten_seconds() -> None:
+    """Rounds of 3 s, each with 300 steps at its end: a poll sees all or nothing of a round."""
+    run = Vitals()
+    samples = [
+        run.update(float(t), [actor(300 * (t // 3)), learner(300 * (t // 3), wait_s=t / 2)], 0)
+        for t in range(1, 31)
+    ]
+    rates = {sample.env_steps_per_s for sample in samples[10:]}
+    assert rates == {90.0, 120.0}
+    assert {sample.trained_steps_per_s for sample in samples[10:]} == rates
+    assert {sample.learner_waiting for sample in samples[10:]} == {0.5}
+    assert {sample.policy_lag for sample in samples[10:]} == {2.0}, "also of polls that saw no round end"
+    idle = [run.update(float(t), [actor(3000), learner(3000, wait_s=15.0)], 0) for t in range(31, 43)]
+    assert (idle[0].env_steps_per_s, idle[-1].env_steps_per_s) == (90.0, 0.0)
+    assert run.rates == {"actor-0": 0.0, "learner-0": 0.0}
+    run.update(43.0, [actor(3000)], 0)
+    assert run.rates == {"actor-0": 0.0}, "the learner is away"
+
+
+def test_rates_begin_with_the_second_poll() -> None:
     run = Vitals()
     first = run.update(1.0, [actor(100), actor(50, name="actor-1"), learner(80)], 0)
     assert first.env_steps_per_s is None

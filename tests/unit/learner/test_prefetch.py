@@ -263,7 +263,10 @@ def test_an_error_of_the_source_is_raised() -> None:
 
 
 def test_a_sampled_batch_is_one_batch_with_its_weights_and_refs(caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be used is left out, of the refs too; a batch of nothing else is none."""
+    """What cannot be used is left out, of the refs too; a batch of nothing else is none.
+
+    What it told of the actors is counted with the next.
+    """
 
     async def run() -> None:
         bad = batch_of([b"nonsense"] * 4, [1.0] * 4)
@@ -279,9 +282,10 @@ def test_a_sampled_batch_is_one_batch_with_its_weights_and_refs(caplog: pytest.L
         assert slot.refs is not None
         assert slot.refs.keys.tolist() == [0, 3]
         assert (slot.num_filled, slot.num_transitions) == (2, 4)
-        assert (slot.env_steps, slot.episodes) == (30, list(EPISODES))
+        assert (slot.env_steps, slot.episodes) == (2 * 30, 2 * list(EPISODES))
         rig.ring.release(slot)
         slot = await rig.take()
+        assert (slot.env_steps, slot.episodes) == (30, list(EPISODES))
         assert slot.on_device().weight_B.tolist() == [1.0] * 4
         assert slot.refs is not None
         assert slot.refs.keys.tolist() == [0, 1, 2, 3]
@@ -306,7 +310,9 @@ def test_transitions_are_one_batch_or_none(caplog: pytest.LogCaptureFixture) -> 
             assert batch.weight_B.tolist() == [0.25, 0.5, 0.75, 1.0]
             assert slot.refs is not None
             assert len(slot.refs) == 4
-            assert (slot.num_transitions, slot.env_steps, slot.episodes) == (4, 20, list(EPISODES))
+            told = 2 if number == 0 else 1  # the first is of the batch before it, too
+            assert (slot.num_transitions, slot.env_steps) == (4, told * 20)
+            assert slot.episodes == told * list(EPISODES)
             rig.ring.release(slot)
         assert rig.value("shoal_learner_trajectories_dropped_total") == 4
         task.cancel()
