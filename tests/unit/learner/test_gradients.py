@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 
 from services.learner.precision import Precision
 from services.learner.trainer import Trainer
@@ -134,6 +135,28 @@ def test_less_precision_makes_nearly_the_same_steps(name: str, tolerance: float,
     assert max(abs(one / other - 1.0) for one, other in norms) > 1e-5
     for array in rough.state().values():
         assert array.dtype not in (np.float16, np.dtype("V2"))
+
+
+@pytest.mark.parametrize("name", any_algorithm.NAMES)
+def test_gradients_in_bfloat16_point_where_those_of_float32_do(name: str) -> None:
+    """Networks are asked with and without gradients in one loss; autocast must not mix the two up."""
+    algorithm = any_algorithm.build(name, seed=1)._algorithm
+    batch = any_algorithm.batch_of(algorithm, any_algorithm.spec_of(name), seed=2)
+    part = next(iter(algorithm.passes(batch)))
+
+    def gradients(reduced: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        algorithm.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=reduced):
+            loss = algorithm.loss(part).loss
+        torch.autograd.backward(loss)
+        return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
+
+    whole, reduced = gradients(False), gradients(True)
+    assert whole
+    for parameter, gradient in whole.items():
+        cosine = cosine_similarity(gradient.flatten(), reduced[parameter].flatten(), dim=0)
+        assert float(cosine) > 0.95, parameter
 
 
 def test_float16_halves_its_scale_until_gradients_fit_and_takes_the_step() -> None:
