@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import partial
 
@@ -15,7 +16,7 @@ from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, LossOutput, build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.config import load_config
-from shoal.config.algorithms import ImpalaConfig
+from shoal.config.algorithms import ImpalaConfig, PpoConfig
 from shoal.config.network import PolicySection
 from shoal.errors import ConfigError, NonFiniteError
 from shoal.policy.network import Policy, build_policy
@@ -113,6 +114,28 @@ def test_a_batch_in_parts_of_which_nothing_counts_makes_no_step() -> None:
     batch.weight_B.zero_()
     outcome = trainer.step(batch)
     assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
+
+
+def test_a_pass_in_which_nothing_counts_moves_nothing_and_is_no_part_of_the_means() -> None:
+    """PPO, an environment a part: those that are too old are passed over, whatever Adam's momentum."""
+    torch.manual_seed(1)
+    config = PpoConfig(minibatches=6, epochs=1, normalise_advantages=False)
+    policy = build_policy(any_algorithm.config_of("ppo").policy, any_algorithm.spec_of("ppo"))
+    trainer = Trainer(build_algorithm(config, policy), 0.5)
+    batch = any_algorithm.batch_of(trainer._algorithm, any_algorithm.spec_of("ppo"), seed=2)
+    trainer.step(batch)
+    batch.weight_B[1:] = 0.0
+    before = trainer.state()
+    outcome = trainer.step(batch)
+    alone = copy.deepcopy(before)
+    assert trainer.state()["adam/num_steps/policy"] == before["adam/num_steps/policy"] + 1
+    moved = trainer.weights()
+    trainer.load_state(alone)
+    expected = trainer.step(batch.take(slice(1)))
+    for name, array in trainer.weights().items():
+        np.testing.assert_allclose(moved[name], array, rtol=1e-6, atol=1e-8)
+    assert outcome.metrics["entropy"].item() == pytest.approx(expected.metrics["entropy"].item())
+    assert (outcome.loss, outcome.grad_norm) == pytest.approx((expected.loss, expected.grad_norm))
 
 
 def test_more_parts_than_environments_are_refused() -> None:
