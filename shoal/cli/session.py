@@ -57,7 +57,9 @@ def run_session(config: Config, *, plain: bool) -> int:
         try:
             with _socket_dir() as sockets:
                 outcome = _supervise(config, run_dir, sockets, lock, monitor)
-            was_refused = outcome.end is End.USER_ERROR and not monitor.has_trained
+            # Polls may have missed the first steps of a short life, which a checkpoint shows.
+            has_trained = monitor.has_trained or (is_new and run_dir.has_checkpoints)
+            was_refused = outcome.end is End.USER_ERROR and not has_trained
             record = complete_result(run_dir, outcome, monitor.last, monitor.over_s, last_result)
             with _warned():
                 if was_refused:
