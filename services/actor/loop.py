@@ -26,7 +26,7 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
-from shoal.config.algorithms import AnyAlgorithm, is_synchronous
+from shoal.config.algorithms import AnyAlgorithm, PpoConfig, is_synchronous
 from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
@@ -82,7 +82,7 @@ def group_seed(run_seed: int, life: Life, group: int) -> int:
 
 def longest_wait_s(algorithm: AnyAlgorithm) -> float:
     """For the next version, before each unroll; 0 if actors are not synchronous and never wait."""
-    return algorithm.max_wait_s if is_synchronous(algorithm) else 0.0
+    return algorithm.max_wait_s if isinstance(algorithm, PpoConfig) and algorithm.synchronous else 0.0
 
 
 class Actor:

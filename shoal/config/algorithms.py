@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeGuard
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -217,6 +217,6 @@ AnyAlgorithm = Annotated[
 ]
 
 
-def is_synchronous(algorithm: AnyAlgorithm) -> TypeGuard[PpoConfig]:
+def is_synchronous(algorithm: AnyAlgorithm) -> bool:
     """Whether actors wait for the newest version, and the learner trains on nothing else."""
     return isinstance(algorithm, PpoConfig) and algorithm.synchronous
