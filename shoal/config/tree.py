@@ -267,7 +267,8 @@ class Config(Section):
         if isinstance(algorithm, dict):
             algorithm = {"name": "impala", **algorithm}
             tree = {**tree, "algorithm": algorithm}
-            kind = _KINDS.get(algorithm["name"])
+            name = algorithm["name"]
+            kind = _KINDS.get(name) if isinstance(name, str) else None
             if isinstance(policy, dict) and kind is not None:
                 tree["policy"] = {"kind": kind, **policy}
         return tree
