@@ -38,7 +38,7 @@ class RunSection(Section):
 
 
 class WrapperSection(Section):
-    """One wrapper around each environment."""
+    """Each is built from a path and arguments."""
 
     path: str = Field(
         min_length=1, description="`module:Class` or `file.py:Class`; it takes the environment first."
