@@ -100,7 +100,8 @@ class CheckpointStore:
             probe.unlink()
         except OSError as error:
             raise UserError(
-                f"cannot write to {self.path}: {error.strerror}. Set run.dir to a writable directory"
+                f"cannot write to {self.path}: {error.strerror}. Make room there or make it "
+                "writable, or give a new run another run.dir"
             ) from None
 
     def save(

@@ -77,6 +77,8 @@ class Guards:
         }
         self._told_at: dict[str, float] = {}
         self._active: set[str] = set()
+        # Those of them that the log has told of.
+        self._told: set[str] = set()
         self._num_rollbacks = 0
         # Times that each was raised in this life.
         self.fired: dict[str, int] = {}
@@ -146,7 +148,9 @@ class Guards:
         if finding is None:
             self._active.discard(name)
             self._metrics.guard_active(name).set(0)
-            log.info("%sguard %s: all is well again", self._metrics.log_label, name)
+            if name in self._told:
+                self._told.discard(name)
+                log.info("%sguard %s: all is well again", self._metrics.log_label, name)
             return
         self._active.add(name)
         self._metrics.guard_active(name).set(1)
@@ -158,6 +162,7 @@ class Guards:
         now = self._clock()
         if now - self._told_at.get(name, now - _TELL_EVERY_S) >= _TELL_EVERY_S:
             self._told_at[name] = now
+            self._told.add(name)
             log.warning("%s%s", self._metrics.log_label, text)
         if self._actions[name] == "rollback":
             raise self._rollback(name, text, finding.before_step)
@@ -170,6 +175,7 @@ class Guards:
         for active in self._active:
             self._metrics.guard_active(active).set(0)
         self._active.clear()
+        self._told.clear()
         return RollBack(name, before_step)
 
     def _count(self, name: str) -> None:

@@ -126,7 +126,7 @@ class TrainingLoop:
                     self._guards.waited(self._progress.learner_steps)
                     continue
                 last = done
-                if self._progress.learner_steps % settings.publish_every == 0:
+                if self._is_version_due():
                     self._publish()
                 self._reporter.step(self._progress, *last)
                 self._guards.step(self._progress.learner_steps, last[0])
@@ -245,6 +245,11 @@ class TrainingLoop:
                 self._ring.refuse_older_than(self._progress.policy_version)
             untrained = self._warms_up and not self._progress.learner_steps
             self._publisher.publish(self._progress.policy_version, weights, untrained)
+
+    def _is_version_due(self) -> bool:
+        steps = self._progress.learner_steps
+        # Actions are random until somebody hears of the first step.
+        return steps % self._config.learner.publish_every == 0 or (self._warms_up and steps == 1)
 
     def _is_due(self, is_due: bool) -> bool:
         """A checkpoint, by the chief's clock; of a divided policy all learners make it together."""

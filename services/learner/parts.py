@@ -59,7 +59,8 @@ def take_run_dir(config: Config) -> DirectoryLock:
             return lock
     except OSError as error:
         raise UserError(
-            f"cannot write to {error.filename}: {error.strerror}. Set run.dir to a writable directory"
+            f"cannot write to {error.filename}: {error.strerror}. Make room there or make it "
+            "writable, or give a new run another run.dir"
         ) from None
 
 

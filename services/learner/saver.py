@@ -60,6 +60,9 @@ class CheckpointSaver:
         self._pool.shutdown()
 
     def _write(self, tensors: dict[str, np.ndarray], progress: dict[str, Any], is_last: bool) -> None:
+        if is_last and 0 < progress["learner_steps"] == self._saved_step:
+            # A run that is resumed and has nothing to do must not push older ones out.
+            return
         start = time.perf_counter()
         try:
             path = self._store.save(tensors, progress, self._spec, self._config_yaml)

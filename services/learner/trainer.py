@@ -7,7 +7,7 @@ Owns the algorithm's parameters and the optimiser's state. Training thread only;
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from services.learner.compiling import CompiledLoss
 from services.learner.gradients import backward
 from services.learner.optimiser import Adam, FlatParameters
-from services.learner.peers import Alone, Peers
+from services.learner.peers import LEAST_WEIGHT, Alone, Peers
 from services.learner.precision import Precision
 from services.learner.sharded import ShardedParameters, weighted
 from shoal.algorithms.algorithm import Algorithm, LossOutput
@@ -40,13 +40,15 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What a step says about itself, means over its passes; `metrics` are tensors nobody has waited for."""
+    """What a step says about itself, means over what its passes count; `metrics` nobody has waited for."""
 
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
     # Adam's, of the networks.
     learning_rate: float
+    # Steps that it is a mean over.
+    weight: float = 1.0
     # New priorities of the batch's items, if the algorithm makes some.
     priority_B: Tensor | None = None
 
@@ -94,7 +96,8 @@ class Trainer:
         self._observe_rewards(batch)
         normaliser = self._algorithm.policy.normaliser
         # Now, because updates wait for the device: afterwards nothing reads the batch any more.
-        moments = None if normaliser is None else normaliser.moments(batch.observation, batch.counts_B)
+        counts_TB = batch.valid_TB * batch.counts_B
+        moments = None if normaliser is None else normaliser.moments(batch.observation, counts_TB)
         for part in self._passes(self._algorithm.conditioned(batch)):
             outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
@@ -131,7 +134,7 @@ class Trainer:
             groups = output.groups or tuple(self._flat.groups)
             norms = self._flat.norms(groups)
             # The one place where a step waits for the device.
-            loss, *grad_norms = torch.stack([output.loss.detach(), *norms]).tolist()
+            loss, weight, *grad_norms = torch.stack([output.loss.detach(), output.weight, *norms]).tolist()
             grad_norm = math.hypot(*grad_norms)
             if math.isfinite(loss) and math.isfinite(grad_norm):
                 break
@@ -141,11 +144,13 @@ class Trainer:
         for group, norm in zip(groups, grad_norms, strict=True):
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
-        self._optimiser.step(groups, learning_rate_factor)
-        self._flat.put_back()
+        # Where nothing counts there is nothing to learn, and Adam would still go on in its direction.
+        if weight > 0:
+            self._optimiser.step(groups, learning_rate_factor)
+            self._flat.put_back()
         # Of the last group: what an algorithm learns besides networks, such as a temperature, comes first.
         learning_rate = self._algorithm.learning_rate(groups[-1]) * learning_rate_factor
-        return StepOutcome(loss, grad_norm, output.metrics, learning_rate, output.priority_B)
+        return StepOutcome(loss, grad_norm, output.metrics, learning_rate, weight, output.priority_B)
 
     def weights(self) -> Arrays:
         """A copy of the policy's weights by name, to publish. Raises NonFiniteError."""
@@ -240,15 +245,18 @@ class Trainer:
 
 def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:
     """Over passes. An algorithm with several makes no priorities: its passes are not the batch in order."""
-    metrics = {
-        name: torch.stack([outcome.metrics[name] for outcome in outcomes]).mean()
-        for name in outcomes[0].metrics
-    }
+    whole = sum(outcome.weight for outcome in outcomes)
+    shares = [outcome.weight / max(whole, LEAST_WEIGHT) for outcome in outcomes]
+
+    def mean(values: Iterable[Any]) -> Any:
+        return sum(share * value for share, value in zip(shares, values, strict=True))
+
     return StepOutcome(
-        loss=sum(outcome.loss for outcome in outcomes) / len(outcomes),
-        grad_norm=sum(outcome.grad_norm for outcome in outcomes) / len(outcomes),
-        metrics=metrics,
+        loss=mean(outcome.loss for outcome in outcomes),
+        grad_norm=mean(outcome.grad_norm for outcome in outcomes),
+        metrics={name: mean(o.metrics[name] for o in outcomes) for name in outcomes[0].metrics},
         learning_rate=outcomes[0].learning_rate,
+        weight=whole,
     )
 
 

@@ -43,8 +43,12 @@ def critic_loss(q_TB: tuple[Tensor, Tensor], target_TB: Tensor, batch: Batch, st
 @contextmanager
 def held_still(module: nn.Module) -> Iterator[None]:
     """What is computed meanwhile has gradients for its inputs, and none for the module's parameters."""
-    module.requires_grad_(False)
+    # Those that a user has frozen stay so.
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
     try:
         yield
     finally:
-        module.requires_grad_(True)
+        for parameter in learning:
+            parameter.requires_grad_(True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal import __version__
+from shoal.cli.files import write_whole
 from shoal.cli.saved_run import SavedRun
 from shoal.config.tree import EnvSection
 from shoal.envs.batch import BatchEnv
@@ -85,10 +85,8 @@ class Found:
     def write(self, record: dict[str, Any]) -> Path:
         """Puts the record in place as a whole. Raises UserError."""
         path = self.saved.root / f"eval-{self.saved.name}{'' if self.greedy else '-sampled'}.json"
-        temporary = path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
+            write_whole(path, (json.dumps(record, indent=2) + "\n").encode())
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from None
         return path

@@ -8,11 +8,12 @@ leaves a file as small as one of an hour. Written by the monitor on the event lo
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TextIO
+
+from shoal.cli.files import write_whole
 
 MAX_SAMPLES = 2000
 MAX_EVENTS = 1000
@@ -124,9 +125,7 @@ class History:
         self._interval_s = max(2 * self._interval_s, 2 * self.last_time_s / self._max_samples)
         entries: list[Sample | Event] = [*self.samples, *self.events]
         entries.sort(key=lambda entry: entry.time_s)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text("".join(map(_to_line, entries)), encoding="utf-8")
-        os.replace(temporary, self._path)
+        write_whole(self._path, "".join(map(_to_line, entries)).encode())
         self._file.close()
         self._file = _open_for_append(self._path)
 

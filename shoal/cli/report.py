@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +20,7 @@ import yaml
 from shoal.cli import page
 from shoal.cli.charts import NO_DATA, Axis, Line, Point, Segment, duration, line_chart, short, stacked_bar
 from shoal.cli.figures import samples_per_step
+from shoal.cli.files import write_whole
 from shoal.cli.history import Event, Sample, read_history, with_result
 from shoal.cli.run_dir import RunDir
 from shoal.cli.say import say
@@ -52,10 +52,8 @@ def write_report(run_dir: RunDir) -> None:
     """Builds the page and puts it in place as a whole. Raises UserError if it cannot be written."""
     samples, events = read_history(run_dir.history)
     text = build_report(samples, events, _read(run_dir.config), run_dir.read_result())
-    temporary = run_dir.report.with_suffix(".tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, run_dir.report)
+        write_whole(run_dir.report, text.encode())
     except OSError as error:
         raise UserError(f"cannot write {run_dir.report}: {error.strerror or error}") from None
 

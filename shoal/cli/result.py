@@ -8,24 +8,30 @@ ended, and writes the file itself for every other end. Called when all has stopp
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Mapping
 from typing import Any
 
 from shoal.cli.charts import duration
+from shoal.cli.files import write_whole
 from shoal.cli.history import Sample
 from shoal.cli.run_dir import RunDir
 from shoal.cli.supervisor import End, Outcome
 
 
-def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_s: float) -> dict[str, Any]:
-    """The whole record: what the learner wrote, if it did, and how the run ended."""
+def complete_result(
+    run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_s: float, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The whole record: what the learner wrote, if it did, and how the run ended.
+
+    `before` is that of the session before, if the run was resumed.
+    """
     record = run_dir.read_result()
     record.setdefault("mean_return", last.episode_return)
     record.setdefault("env_steps", last.env_steps)
     if policies := run_dir.read_policy_results():
         record["policies"] = policies
     record["end"] = outcome.end.value
-    record["message"] = _message(outcome, record)
+    record["message"] = _message(outcome, record, before)
     record["exit_code"] = outcome.exit_code
     record["wall_clock_s"] = round(wall_clock_s, 3)
     return record
@@ -33,9 +39,7 @@ def complete_result(run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_
 
 def write_result(run_dir: RunDir, record: dict[str, Any]) -> None:
     """As a whole or not at all. Raises OSError."""
-    temporary = run_dir.result.with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, run_dir.result)
+    write_whole(run_dir.result, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:
@@ -50,17 +54,20 @@ def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:
     ]
 
 
-def _message(outcome: Outcome, record: dict[str, Any]) -> str:
+def _message(outcome: Outcome, record: Mapping[str, Any], before: Mapping[str, Any]) -> str:
     if outcome.end is not End.FINISHED:
         return outcome.message
-    reason = record.get("reason")
+    reason, whose = record.get("reason"), _of_policy(record)
+    was_over = before.get("env_steps") == record["env_steps"]
     if reason == "until_return":
-        return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}{_of_policy(record)}"
+        hint = ", and had before: to go on, give a higher --until-return" if was_over else ""
+        return f"the mean return of 100 episodes reached {record['mean_return']:,.1f}{whose}{hint}"
     if reason == "steps":
-        return f"{record['env_steps']:,} environment steps{_of_policy(record)} are made"
+        hint = ", and were before: to go on, give more --steps" if was_over else ""
+        return f"{record['env_steps']:,} environment steps{whose} are made{hint}"
     return outcome.message
 
 
-def _of_policy(record: dict[str, Any]) -> str:
+def _of_policy(record: Mapping[str, Any]) -> str:
     """Whose figures they are, where there are several."""
     return f" of policy {record['policy']}" if record.get("policies") and "policy" in record else ""

@@ -111,8 +111,12 @@ class RunDir:
                 f"run directory {self.root} is in use by another run (process {owner or 'unknown'}); "
                 "stop that one or choose another with --run-dir"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            os.close(descriptor)
+            raise unwritable(self.root, error) from None
         return descriptor
 
 
@@ -144,5 +148,6 @@ def run_name(text: str) -> str:
 def unwritable(root: Path, error: OSError) -> UserError:
     """For the user: what failed and what to do."""
     return UserError(
-        f"cannot write run directory {root}: {error.strerror or error}; choose another with --run-dir"
+        f"cannot write run directory {root}: {error.strerror or error}; make room there or make it writable, "
+        "or give a new run another --run-dir"
     )

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shoal.cli.files import write_whole
 from shoal.cli.guard import Guard
 from shoal.cli.history import History
 from shoal.cli.live_run import reachable
@@ -45,18 +46,21 @@ def run_session(config: Config, *, plain: bool) -> int:
         with _unwritable_as_user_error(run_dir):
             results = (run_dir.result, *run_dir.policy_results)
             before = {path: _content(path) for path in (run_dir.config, *results)}
+            last_result = run_dir.read_result()
+            write_whole(run_dir.config, to_yaml(_at_home_anywhere(config)).encode())
             # Of an earlier session: only this one's end may look like a result.
             for path in results:
                 path.unlink(missing_ok=True)
-            run_dir.config.write_text(to_yaml(_at_home_anywhere(config)), encoding="utf-8")
             history = History(run_dir.history)
         monitor = Monitor(history, _view(config, plain))
         was_refused = False
         try:
             with _socket_dir() as sockets:
                 outcome = _supervise(config, run_dir, sockets, lock, monitor)
-            was_refused = outcome.end is End.USER_ERROR and not monitor.has_trained
-            record = complete_result(run_dir, outcome, monitor.last, monitor.over_s)
+            # Polls may have missed the first steps of a short life, which a checkpoint shows.
+            has_trained = monitor.has_trained or (is_new and run_dir.has_checkpoints)
+            was_refused = outcome.end is End.USER_ERROR and not has_trained
+            record = complete_result(run_dir, outcome, monitor.last, monitor.over_s, last_result)
             with _warned():
                 if was_refused:
                     _put_back(before)
@@ -147,7 +151,7 @@ def _put_back(files: dict[Path, bytes | None]) -> None:
         if content is None:
             path.unlink(missing_ok=True)
         else:
-            path.write_bytes(content)
+            write_whole(path, content)
 
 
 def _at_home_anywhere(config: Config) -> Config:

@@ -61,7 +61,8 @@ def train(
     """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
 
     Exit codes: 0 finished or out of time, 1 given up after too many crashes,
-    2 your mistake; stopped: 130 by SIGINT (Ctrl-C), 143 by SIGTERM, 129 by SIGHUP.
+    2 for you to mend (a mistake, a guard, a full disk);
+    stopped: 130 by SIGINT (Ctrl-C), 143 by SIGTERM, 129 by SIGHUP.
     """
     target = _target(what, resume, run_dir)
     flags = {

@@ -18,7 +18,7 @@ from shoal.cli.child import Child, State
 
 # For the others of a unit to end, once one has: long enough to say why, and for the last checkpoint.
 GRACE_S = 4.0
-FINISHING_S = 60.0
+FINISHING_S = 600.0
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,8 @@ def check_shareable(config: Config, num_learners: int) -> None:
     if is_synchronous(config.algorithm):
         raise ConfigError(
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
-            "while all actors wait for the next version: set it to false, or use one learner"
+            "while all actors wait for the next version: use one learner, or algorithm.name=appo, or set "
+            "it to false"
         )
 
 

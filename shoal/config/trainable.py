@@ -24,6 +24,10 @@ _LEARNS_FROM = {
 }
 
 
+# What actions of algorithms without randomness of their own are explored by, and what is usual.
+_EXPLORES_BY = {"apex": ("epsilon", 0.4), "r2d2": ("epsilon", 0.4), "td3": ("noise", 0.1)}
+
+
 def check_trainable(config: Config) -> None:
     """Raises ConfigError for tables and policies that the algorithm cannot learn from, or are not there."""
     # Of several policies each has a copy of this one: what holds for it holds for all.
@@ -47,6 +51,18 @@ def check_trainable(config: Config) -> None:
     replay_tables(config)
     _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
+    _check_explores(config)
+
+
+def _check_explores(config: Config) -> None:
+    """Nothing by chance: a policy that only ever does what it thinks best learns next to nothing."""
+    name = config.algorithm.name
+    key, usual = _EXPLORES_BY.get(name, (None, 0.0))
+    if key is not None and key not in config.exploration.model_fields_set:
+        raise ConfigError(
+            f"config key 'exploration.{key}': not set, and actions of {name} are explored by nothing else: "
+            f"set it ({usual} is usual; 0 if you mean it)"
+        )
 
 
 def _check_batch(config: Config) -> None:

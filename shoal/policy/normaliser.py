@@ -68,11 +68,12 @@ class ObservationNormaliser(nn.Module):
         return normalised
 
     @torch.no_grad()
-    def moments(self, observation: dict[str, Tensor], counts_B: Tensor | None = None) -> Tensor:
+    def moments(self, observation: dict[str, Tensor], counts_TB: Tensor | None = None) -> Tensor:
         """Of unrolls [S, B, ...], for `observe`: the count, sums and sums of squares, in one vector.
 
-        `counts_B`: which environments count, all if it is None. Moments of several learners, whose statistics
-        are the same, are added up. Last rows are left out: they are the first ones of unrolls that follow.
+        `counts_TB`: 1 for those that count and 0 for the others, all count if it is None. Moments of several
+        learners, whose statistics are the same, are added up. Last rows are left out: they are the first ones
+        of unrolls that follow.
         """
         rows = [
             observation[name][:-1].flatten(0, 1).reshape(-1, math.prod(shape)).to(torch.float64)
@@ -80,9 +81,9 @@ class ObservationNormaliser(nn.Module):
         ]
         # Around the mean so far, which is the same everywhere: squares of large numbers would cancel out.
         centred = torch.cat(rows, dim=1) - self.mean
-        if counts_B is None:
+        if counts_TB is None:
             return torch.cat([self.count.new_tensor([len(centred)]), centred.sum(0), centred.square().sum(0)])
-        counts = counts_B.to(torch.float64).repeat(len(centred) // len(counts_B))
+        counts = counts_TB.flatten().to(torch.float64)
         return torch.cat([counts.sum().reshape(1), counts @ centred, counts @ centred.square()])
 
     @torch.no_grad()

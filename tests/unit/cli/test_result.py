@@ -17,11 +17,16 @@ LAST = Sample(12.0, env_steps=900, episode_return=20.0)
 LEARNER = {"mean_return": 476.25, "env_steps": 123_456, "learner_steps": 7}
 
 
-def complete(directory: Path, outcome: Outcome, learner: dict[str, Any] | None = None) -> dict[str, Any]:
+def complete(
+    directory: Path,
+    outcome: Outcome,
+    learner: dict[str, Any] | None = None,
+    before: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     run_dir = RunDir(directory)
     if learner is not None:
         run_dir.result.write_text(json.dumps(learner))
-    return complete_result(run_dir, outcome, LAST, 14.5678)
+    return complete_result(run_dir, outcome, LAST, 14.5678, before or {})
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,22 @@ def test_finished(tmp_path: Path, reason: str, message: str) -> None:
     assert record["message"] == message
     assert (record["end"], record["exit_code"], record["wall_clock_s"]) == ("finished", 0, 14.568)
     assert (record["env_steps"], record["learner_steps"]) == (123_456, 7), "the learner's own figures stay"
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("until_return", "reached 476.2, and had before: to go on, give a higher --until-return"),
+        ("steps", "123,456 environment steps are made, and were before: to go on, give more --steps"),
+    ],
+)
+def test_a_session_that_had_nothing_to_do_says_what_is_missing(
+    tmp_path: Path, reason: str, message: str
+) -> None:
+    learner = {"reason": reason, **LEARNER}
+    assert complete(tmp_path, FINISHED, learner, before=LEARNER)["message"].endswith(message)
+    went_on = complete(tmp_path, FINISHED, learner, before={"env_steps": 100})
+    assert "before" not in went_on["message"]
 
 
 def test_without_the_learners_word_the_last_sample_counts(tmp_path: Path) -> None:

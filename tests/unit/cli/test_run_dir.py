@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -49,12 +50,24 @@ def test_lock_is_held_until_every_holder_is_gone(tmp_path: Path) -> None:
 def test_unwritable_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run_dir = RunDir(tmp_path / "file" / "run")
-    with pytest.raises(
-        UserError, match=r"cannot write run directory .*file/run: Not a directory; choose another"
-    ):
+    with pytest.raises(UserError, match=r"cannot write run directory .*file/run: Not a directory; make room"):
         run_dir.create()
     with pytest.raises(UserError, match="cannot write run directory"):
         run_dir.claim()
+
+
+def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run_dir = RunDir(tmp_path)
+    fds = os.listdir("/proc/self/fd")
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "write", full)
+        with pytest.raises(UserError, match=rf"{tmp_path}: No space left on device; make room there"):
+            run_dir.claim()
+    assert os.listdir("/proc/self/fd") == fds
+    os.close(run_dir.claim())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])

@@ -16,6 +16,7 @@ from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import ConfigError
 
 ALGORITHMS = "the algorithms impala, ppo, appo, apex, r2d2, sac, td3"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -271,7 +272,8 @@ def test_a_table_that_the_algorithm_cannot_learn_from_is_refused_for_training(
 
 
 def q_learning(*changes: str, table: str = "{kind: transition, n_step: 3}") -> Config:
-    return load_config(None, ["algorithm.name=apex", f"replay.tables.train={table}", *changes], {})
+    explored = ["algorithm.name=apex", "exploration.epsilon=0.4"]
+    return load_config(None, [*explored, f"replay.tables.train={table}", *changes], {})
 
 
 def test_rewards_that_a_table_adds_up_cannot_be_bent_one_by_one() -> None:
@@ -290,7 +292,7 @@ def test_a_burn_in_must_leave_something_of_the_sequence() -> None:
     def sequences(burn_in: int) -> Config:
         table = "{kind: sequence, unrolls: 2}"
         changes = [f"algorithm.burn_in={burn_in}", "actor.unroll_length=10", f"replay.tables.train={table}"]
-        return load_config(None, ["algorithm.name=r2d2", *changes], {})
+        return load_config(None, ["algorithm.name=r2d2", "exploration.epsilon=0.4", *changes], {})
 
     check_trainable(sequences(19))
     with pytest.raises(ConfigError, match=r"'algorithm.burn_in': 20 leaves nothing of sequences of 20 steps"):
@@ -307,12 +309,27 @@ def test_a_burn_in_must_leave_something_of_the_sequence() -> None:
 )
 def test_a_run_that_ends_before_anything_is_sampled_is_refused(table: str, steps: int) -> None:
     sets = [f"replay.tables.train={table}", "algorithm={name: apex, n_step: 1}", "actor.unroll_length=20"]
+    sets.append("exploration.epsilon=0.4")
     check_trainable(load_config(None, sets, {}))
     check_trainable(load_config(None, [*sets, f"stop.steps={steps + 1}"], {}))
     with pytest.raises(
         ConfigError, match=rf"train\.min_items': \d+ items are {steps} environment steps, .*after {steps} \("
     ):
         check_trainable(load_config(None, [*sets, f"stop.steps={steps}"], {}))
+
+
+@pytest.mark.parametrize(
+    ("preset", "key"), [("apex_cartpole", "epsilon"), ("r2d2_memory", "epsilon"), ("td3_pendulum", "noise")]
+)
+def test_whether_to_explore_is_said_where_nothing_else_does(preset: str, key: str, tmp_path: Path) -> None:
+    """0 is a value like others, but not one that is taken for granted."""
+    tree = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text())
+    del tree["exploration"][key]
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tree))
+    with pytest.raises(ConfigError, match=rf"'exploration\.{key}': not set, .*0 if you mean it"):
+        check_trainable(load_config(config, [], {}))
+    check_trainable(load_config(config, [f"exploration.{key}=0"], {}))
 
 
 @pytest.mark.parametrize("state", ["policy.frame_stack=4", "policy.recurrent=lstm"])

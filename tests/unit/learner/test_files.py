@@ -99,14 +99,14 @@ def test_checkpoints_that_would_not_be_found_are_not_passed_over_in_silence(
 @pytest.mark.parametrize("name", [".lock", "result.json"])
 def test_a_directory_in_the_way_is_the_users_to_mend(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    with pytest.raises(UserError, match=rf"cannot write to {tmp_path}/{name}: .*Set run\.dir"):
+    with pytest.raises(UserError, match=rf"cannot write to {tmp_path}/{name}: .*another run\.dir"):
         take_run_dir(config_of(tmp_path))
 
 
 def test_a_run_dir_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     run_dir = tmp_path / "file" / "run"
-    with pytest.raises(UserError, match=rf"cannot write to {run_dir}: Not a directory\. Set run\.dir"):
+    with pytest.raises(UserError, match=rf"cannot write to {run_dir}: Not a directory\. .*another run\.dir"):
         take_run_dir(config_of(run_dir))
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cosine_similarity
 
 from services.learner.precision import Precision
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, LossOutput, build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.config import load_config
-from shoal.config.algorithms import ImpalaConfig
+from shoal.config.algorithms import ImpalaConfig, PpoConfig
 from shoal.config.network import PolicySection
 from shoal.errors import ConfigError, NonFiniteError
 from shoal.policy.network import Policy, build_policy
@@ -114,6 +116,28 @@ def test_a_batch_in_parts_of_which_nothing_counts_makes_no_step() -> None:
     assert (outcome.loss, outcome.grad_norm) == (0.0, 0.0)
 
 
+def test_a_pass_in_which_nothing_counts_moves_nothing_and_is_no_part_of_the_means() -> None:
+    """PPO, an environment a part: those that are too old are passed over, whatever Adam's momentum."""
+    torch.manual_seed(1)
+    config = PpoConfig(minibatches=6, epochs=1, normalise_advantages=False)
+    policy = build_policy(any_algorithm.config_of("ppo").policy, any_algorithm.spec_of("ppo"))
+    trainer = Trainer(build_algorithm(config, policy), 0.5)
+    batch = any_algorithm.batch_of(trainer._algorithm, any_algorithm.spec_of("ppo"), seed=2)
+    trainer.step(batch)
+    batch.weight_B[1:] = 0.0
+    before = trainer.state()
+    outcome = trainer.step(batch)
+    alone = copy.deepcopy(before)
+    assert trainer.state()["adam/num_steps/policy"] == before["adam/num_steps/policy"] + 1
+    moved = trainer.weights()
+    trainer.load_state(alone)
+    expected = trainer.step(batch.take(slice(1)))
+    for name, array in trainer.weights().items():
+        np.testing.assert_allclose(moved[name], array, rtol=1e-6, atol=1e-8)
+    assert outcome.metrics["entropy"].item() == pytest.approx(expected.metrics["entropy"].item())
+    assert (outcome.loss, outcome.grad_norm) == pytest.approx((expected.loss, expected.grad_norm))
+
+
 def test_more_parts_than_environments_are_refused() -> None:
     settings = ["learner.batch_envs=4", "learner.accumulate=5"]
     with pytest.raises(ConfigError, match=r"accumulate \(5\) is above batch_envs \(4\)"):
@@ -134,6 +158,28 @@ def test_less_precision_makes_nearly_the_same_steps(name: str, tolerance: float,
     assert max(abs(one / other - 1.0) for one, other in norms) > 1e-5
     for array in rough.state().values():
         assert array.dtype not in (np.float16, np.dtype("V2"))
+
+
+@pytest.mark.parametrize("name", any_algorithm.NAMES)
+def test_gradients_in_bfloat16_point_where_those_of_float32_do(name: str) -> None:
+    """Networks are asked with and without gradients in one loss; autocast must not mix the two up."""
+    algorithm = any_algorithm.build(name, seed=1)._algorithm
+    batch = any_algorithm.batch_of(algorithm, any_algorithm.spec_of(name), seed=2)
+    part = next(iter(algorithm.passes(batch)))
+
+    def gradients(reduced: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        algorithm.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=reduced):
+            loss = algorithm.loss(part).loss
+        torch.autograd.backward(loss)
+        return {name: p.grad.clone() for name, p in algorithm.named_parameters() if p.grad is not None}
+
+    whole, reduced = gradients(False), gradients(True)
+    assert whole
+    for parameter, gradient in whole.items():
+        cosine = cosine_similarity(gradient.flatten(), reduced[parameter].flatten(), dim=0)
+        assert float(cosine) > 0.95, parameter
 
 
 def test_float16_halves_its_scale_until_gradients_fit_and_takes_the_step() -> None:

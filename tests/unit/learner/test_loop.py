@@ -454,3 +454,29 @@ def test_the_first_weights_say_that_actions_are_to_be_random(
     again = Rig(tmp_path, exploration={"warmup": warmup}, **changes)
     again.run()
     assert again.publisher.untrained == []
+
+
+@pytest.mark.parametrize(("algorithm", "learnt"), [("apex", [0, 1, 4]), ("impala", [0, 4])])
+def test_random_actions_end_with_the_first_step(tmp_path: Path, algorithm: str, learnt: list[int]) -> None:
+    """Not with the fourth, after which the next version is due."""
+    changes = {"algorithm": {"name": algorithm, "n_step": 1} if algorithm == "apex" else {}}
+    rig = Rig(tmp_path, learner={"publish_every": 4}, **changes)
+    steps: list[int] = []
+    publish = rig.publisher.publish
+
+    def remember(version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
+        steps.append(rig.loop._progress.learner_steps)
+        publish(version, weights, untrained)
+
+    rig.publisher.publish = remember  # type: ignore[method-assign]
+    rig.run(*[trajectory()] * 6)
+    assert steps == learnt
+
+
+def test_a_life_without_a_step_writes_no_checkpoint(tmp_path: Path) -> None:
+    """Else resuming a finished run a few times would leave copies of its end only."""
+    Rig(tmp_path, learner={"checkpoint_every_s": 1e-3}).run(*[trajectory()] * 3)
+    before = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    for _ in range(3):
+        assert Rig(tmp_path, stop={"steps": 1}).run().reason == "steps"
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == before

@@ -202,10 +202,27 @@ def test_environments_that_do_not_count_have_no_part_in_the_statistics() -> None
     torch.testing.assert_close(normaliser_of(policy).variance, normaliser_of(twin).variance)
 
 
+def test_rows_without_a_transition_have_no_part_in_the_statistics() -> None:
+    """Agents that are away show zeros and a new episode, step after step."""
+    spec = spec_of(DiscreteAction(3))
+    policy = build(spec)
+    seen = shifted(spec, 6, 4)
+    first = torch.zeros(6, 4, dtype=torch.bool)
+    first[2:, 1:] = True
+    (array,) = seen.values()
+    array[1:, 1:] = 0.0
+    batch = acted_batch(policy, seen, first)
+    Trainer(build_algorithm(ImpalaConfig(), policy), 0.5).step(batch)
+    # All five of environment 0, and of the others the one that was seen before they went away.
+    rows = torch.cat([array[:5, 0], array[0, 1:]]).double()
+    assert normaliser_of(policy).count == len(rows) == 8
+    torch.testing.assert_close(normaliser_of(policy).mean, rows.mean(0))
+    torch.testing.assert_close(normaliser_of(policy).variance, rows.var(0, correction=0))
+
+
 def test_a_batch_in_which_nothing_counts_changes_no_statistics() -> None:
     normaliser = ObservationNormaliser((ArraySpec("x", "float32", (2,)),))
-    none = torch.zeros(3, dtype=torch.bool)
-    normaliser.observe(normaliser.moments({"x": torch.full((5, 3, 2), 7.0)}, none))
+    normaliser.observe(normaliser.moments({"x": torch.full((5, 3, 2), 7.0)}, torch.zeros(4, 3)))
     assert normaliser.count == 0.0
     torch.testing.assert_close(normaliser({"x": torch.tensor([0.5, -0.5])})["x"], torch.tensor([0.5, -0.5]))
 
