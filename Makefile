@@ -14,7 +14,7 @@ PARALLEL := --numprocesses $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench-replay: setup-all ## Print the figures of the replay, with Reverb beside i
 
 metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
 	$(BIN)/python scripts/metrics_doc.py
+
+config-doc: setup ## Rewrite the tables of docs/configuration.md from the code
+	$(BIN)/python scripts/config_doc.py
 
 clean: ## Remove the virtual environment and caches; runs/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .bench

@@ -87,7 +87,7 @@ class PpoConfig(ClippedSection):
     name: Literal["ppo"] = Field("ppo", description="The algorithm.")
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of generalised advantage estimation.")
     value_clip: float | None = Field(
-        None, gt=0, description="New values are clipped to the old ones +- this. None: not at all."
+        None, gt=0, description="New values are clipped to the old ones +- this. `null`: not at all."
     )
     synchronous: bool = Field(
         True, description="Actors wait for the newest version before each unroll: all data are on-policy."
@@ -190,7 +190,7 @@ class SacConfig(ContinuousSection):
     temperature_learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size of alpha.")
     target_entropy: float | None = Field(
         None,
-        description="Entropy that alpha keeps the policy at, of actions in half widths of bounds; None: "
+        description="Entropy that alpha keeps the policy at, of actions in half widths of bounds; `null`: "
         "minus the elements of an action.",
     )
 

@@ -27,20 +27,20 @@ class AddressesSection(Section):
 
 
 class ListenSection(Section):
-    """Where one service listens."""
+    """Addresses that one service binds; port 0 takes a free one."""
 
     grpc: str = Field("127.0.0.1:0", description="The service's own RPCs: host:port or unix:/path.")
     health: str = Field(
         "127.0.0.1:0", description="Plaintext grpc.health.v1 for probes: host:port or unix:/path."
     )
-    metrics: str = Field("127.0.0.1:0", description="HTTP /metrics: host:port. Port 0 takes a free one.")
+    metrics: str = Field("127.0.0.1:0", description="HTTP /metrics: host:port.")
     announce: Path | None = Field(
         None, description="File to write the bound addresses to as JSON, once the service listens."
     )
 
 
 class TlsSection(Section):
-    """TLS files (PEM). Empty: plaintext. All three: mutual TLS."""
+    """Files in PEM. None: plaintext. All three: mutual TLS."""
 
     cert: Path | None = Field(None, description="This service's certificate chain.")
     key: Path | None = Field(None, description="This service's private key.")

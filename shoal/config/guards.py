@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shoal.config.section import Section
+
+
+def _off(value: object) -> object:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
 
 
 class NonFiniteGuard(Section):
@@ -20,7 +25,7 @@ class NonFiniteGuard(Section):
 class TrainingGuard(Section):
     """One that may go back: what it sees is in the weights."""
 
-    action: Literal["off", "warn", "stop", "rollback"] = Field(
+    action: Annotated[Literal["off", "warn", "stop", "rollback"], BeforeValidator(_off)] = Field(
         "warn", description="What to do: nothing, tell, end the run, or go back to a checkpoint before it."
     )
 
@@ -52,7 +57,7 @@ class ExplosionGuard(TrainingGuard):
 class SystemGuard(Section):
     """One that there is no use in going back for."""
 
-    action: Literal["off", "warn", "stop"] = Field(
+    action: Annotated[Literal["off", "warn", "stop"], BeforeValidator(_off)] = Field(
         "warn", description="What to do: nothing, tell, or save and end the run."
     )
 

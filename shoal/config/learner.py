@@ -59,7 +59,7 @@ class LearnerSection(Section):
         None,
         ge=0,
         description="Versions that the oldest step of an unroll may lag behind when it is trained on; older "
-        "unrolls count for nothing. None: no limit.",
+        "unrolls count for nothing. `null`: no limit.",
     )
     guards: GuardsSection = Field(GuardsSection(), description="What the learner watches itself for.")
     sharding: Literal["none", "fsdp"] = Field(

@@ -1,26 +1,24 @@
 """Fills the config tree: default < file < environment < `--set`.
 
-Called by every composition root and by the CLI. Every mistake is a ConfigError of one line that names the
-key, the value and, for an unknown key, the nearest known one.
+Called by every composition root and by the CLI. Every mistake is a ConfigError of one line, which
+`shoal.config.explain` words.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from shoal.config.explain import Origin, Tree, explain
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "SHOAL__"
-
-Tree = dict[str, Any]
 
 
 def load_config(
@@ -29,24 +27,32 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The effective configuration. `overrides` are texts like `learner.batch_envs=128`."""
-    return complete_config(read_yaml(path) if path is not None else {}, overrides, environ)
+    return complete_config(read_yaml(path) if path is not None else {}, overrides, environ, path)
 
 
 def complete_config(
-    tree: Tree, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+    tree: Tree,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    file: Path | None = None,
 ) -> Config:
-    """As `load_config`, with `tree` in the place of the file; it is written over."""
-    merge(tree, _from_environment(environ))
-    merge(tree, parse_overrides(overrides))
-    return build_config(tree)
+    """As `load_config`, with `tree` in the place of the file; it is written over. `file` is for messages."""
+    variables, settings = _from_environment(environ), parse_overrides(overrides)
+    merge(tree, variables)
+    merge(tree, settings)
+    origins = [Origin("--set", settings), Origin(f"a {ENVIRONMENT_PREFIX} variable", variables)]
+    if file is not None:
+        # By now it holds the others' values too: it comes last.
+        origins.append(Origin(str(file), tree, is_file=True))
+    return build_config(tree, origins)
 
 
-def build_config(tree: Tree) -> Config:
-    """Validate a plain tree."""
+def build_config(tree: Tree, origins: Sequence[Origin] = ()) -> Config:
+    """Validate a plain tree. `origins` say where its values came from; of several the first that has it."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from None
+        raise ConfigError(explain(error, origins)) from None
 
 
 def to_yaml(config: Config) -> str:
@@ -126,85 +132,3 @@ def _yaml_value(text: str, where: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"cannot read the value of {where}: {text!r} is no valid YAML") from None
-
-
-def _explain(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_context=False)
-    lines = [_explain_one(problem) for problem in problems]
-    return "; ".join(lines)
-
-
-def _explain_one(problem: Any) -> str:
-    keys, section, kinds = _locate(problem["loc"])
-    path = ".".join(keys)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown config key {path!r}{_advice(keys, section, kinds)}"
-    if problem["type"].startswith("union_tag"):
-        return (
-            f"config key '{path}.kind': {problem['input']['kind']!r} is not one of the kinds "
-            f"{', '.join(_members(section))}"
-        )
-    text = problem["msg"].removeprefix("Value error, ")
-    text = text[:1].lower() + text[1:]
-    if not path:
-        return f"config: {text}"
-    # Whatever stands in this section may be or hold a secret.
-    if keys[0] == "security":
-        return f"config key {path!r}: {text}"
-    received = repr(problem["input"])
-    return f"config key {path!r}: {text} (got {received if len(received) <= 80 else received[:77] + '...'})"
-
-
-def _advice(keys: Sequence[str], section: Any, kinds: Mapping[str, Any]) -> str:
-    others = [kind for kind, member in kinds.items() if keys[-1] in member.model_fields]
-    if others:
-        return f": only kind {' or '.join(others)} has it"
-    known = list(section.model_fields) if _is_section(section) else []
-    close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
-    prefix = "".join(f"{key}." for key in keys[:-1])
-    if close:
-        return f": did you mean {prefix + close[0]!r}?"
-    return f": known keys are {', '.join(known)}" if known else ""
-
-
-def _locate(loc: Sequence[str | int]) -> tuple[list[str], Any, dict[str, Any]]:
-    """The keys as the user wrote them, the type of what holds the last one, and the kinds it could be of.
-
-    Where a section can be of several kinds, pydantic puts the kind between the keys.
-    """
-    keys: list[str] = []
-    inside: Any = Config
-    kinds: dict[str, Any] = {}
-    for part in loc:
-        if part in _members(inside):
-            kinds = _members(inside)
-            inside = kinds[str(part)]
-            continue
-        keys.append(str(part))
-        if _is_section(inside):
-            field = inside.model_fields.get(part)
-            if field is None:
-                break
-            inside = field.annotation
-        else:
-            inside = (get_args(inside) or (None,))[-1]
-    return keys, inside, kinds
-
-
-def _members(annotation: Any) -> dict[str, Any]:
-    """The kinds of a section that can be of several, by name."""
-    if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    sections = get_args(annotation)
-    if not all(map(_is_section, sections)):
-        return {}
-    return {
-        section.model_fields[key].default: section
-        for section in sections
-        for key in ("kind", "name")
-        if key in section.model_fields
-    }
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -15,7 +15,8 @@ class PolicySection(Section):
     kind: Literal["actor_critic", "q", "soft_actor_critic", "deterministic"] = Field(
         "actor_critic",
         description="`actor_critic`: a distribution and a value; `q`: values of discrete actions; "
-        "`soft_actor_critic`: tanh-Gaussian and twin Q; `deterministic`: one action and twin Q.",
+        "`soft_actor_critic`: tanh-Gaussian and twin Q; `deterministic`: one action and twin Q. "
+        "If not set, the kind that the algorithm trains.",
     )
     network: str = Field(
         "auto",

@@ -67,7 +67,7 @@ class SampledTable(TableSection):
         None,
         gt=0,
         le=1e6,
-        description="Items sampled per item inserted; whoever is ahead waits. None: no ratio is kept. Of "
+        description="Items sampled per item inserted; whoever is ahead waits. `null`: no ratio is kept. Of "
         "transitions, u learner steps per environment step are u x learner.batch_envs.",
     )
     ratio_tolerance: float = Field(
@@ -111,7 +111,7 @@ class SequenceTable(SampledTable):
         None,
         ge=1 << 12,
         description="Payload bytes kept in memory, newest first; older ones are read from the journal when "
-        "sampled. Needs durability `wal` or `fsync`. None: all of them.",
+        "sampled. Needs durability `wal` or `fsync`. `null`: all of them.",
     )
 
     @model_validator(mode="after")

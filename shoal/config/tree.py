@@ -38,7 +38,7 @@ class RunSection(Section):
 
 
 class WrapperSection(Section):
-    """One wrapper around each environment."""
+    """Each is built from a path and arguments."""
 
     path: str = Field(
         min_length=1, description="`module:Class` or `file.py:Class`; it takes the environment first."
@@ -267,7 +267,8 @@ class Config(Section):
         if isinstance(algorithm, dict):
             algorithm = {"name": "impala", **algorithm}
             tree = {**tree, "algorithm": algorithm}
-            kind = _KINDS.get(algorithm["name"])
+            name = algorithm["name"]
+            kind = _KINDS.get(name) if isinstance(name, str) else None
             if isinstance(policy, dict) and kind is not None:
                 tree["policy"] = {"kind": kind, **policy}
         return tree

@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.unit.learner.any_algorithm import NAMES, batch_of, build, spec_of
+from shoal.config.algorithms import ReplayedSection
+from shoal.config.load import build_config
+from shoal.config.trainable import check_trainable
+from tests.unit.learner.any_algorithm import NAMES, batch_of, build, config_of, spec_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs/algorithms"
@@ -35,6 +39,27 @@ def test_quoted_lines_are_in_the_code(name: str) -> None:
     for line, path in quotes:
         source = (PAGES / path).resolve().read_text()
         assert squeezed(line) in squeezed(source), f"{name}.md quotes a line that is not in {path}: {line}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_settings_that_a_page_shows_can_be_trained_with(name: str) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (PAGES / f"{name}.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert bool(blocks) == isinstance(config_of(name).algorithm, ReplayedSection), "the table that it needs"
+    for block in blocks:
+        tree = yaml.safe_load(block)
+        config = build_config(tree)
+        check_trainable(config)
+        assert config.algorithm.name == name
+        # The preset that is named above the block has the same values.
+        presets = re.findall(r"`(configs/\w+\.yaml)`", (PAGES / f"{name}.md").read_text())
+        assert any(holds(yaml.safe_load((ROOT / preset).read_text()), tree) for preset in presets)
+
+
+def holds(whole: object, part: object) -> bool:
+    """Whether a tree has all that another one has."""
+    if isinstance(whole, dict) and isinstance(part, dict):
+        return all(key in whole and holds(whole[key], value) for key, value in part.items())
+    return whole == part
 
 
 @pytest.mark.parametrize("name", NAMES)

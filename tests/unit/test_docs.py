@@ -1,17 +1,26 @@
-"""The documents against the code: metrics, links, paths and make targets that they name."""
+"""The documents against the code: metrics, configuration, links, paths and make targets that they name."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from shoal.config.algorithms import AnyAlgorithm
+from shoal.config.tables import AnyTable
+from shoal.config.tree import Config, WrapperSection
+
 ROOT = Path(__file__).resolve().parents[2]
 METRICS = ROOT / "docs/metrics.md"
+CONFIGURATION = ROOT / "docs/configuration.md"
+TABLE = "replay.tables.<name>."
+TABLES = get_args(get_args(AnyTable)[0])
+ALGORITHMS = get_args(get_args(AnyAlgorithm)[0])
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "services/*/README.md", "deploy/**/*.md", "benchmarks/**/*.md")
@@ -103,7 +112,10 @@ def test_missing_things_are_seen(tmp_path: Path) -> None:
 def test_the_pages_that_a_reader_expects_are_there() -> None:
     names = {str(page.relative_to(ROOT)) for page in PAGES}
     expected = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"}
-    expected |= {f"docs/{name}.md" for name in ("architecture", "protocol", "metrics", "failure-model")}
+    expected |= {
+        f"docs/{name}.md"
+        for name in ("architecture", "protocol", "metrics", "configuration", "failure-model")
+    }
     assert expected <= names
 
 
@@ -121,7 +133,7 @@ def test_every_make_target_has_a_line_of_help() -> None:
 
 
 def test_the_metrics_page_is_what_the_services_register() -> None:
-    done = check_metrics(METRICS)
+    done = check_tables("metrics_doc.py", METRICS)
     assert done.returncode == 0, done.stderr
 
 
@@ -131,14 +143,48 @@ def test_a_metric_that_is_missing_or_made_up_is_seen(tmp_path: Path) -> None:
     assert row is not None
     page = tmp_path / "metrics.md"
     page.write_text(text.replace(row[0], row[0].replace("`shoal_", "`shoal_made_up_", 1)))
-    done = check_metrics(page)
+    done = check_tables("metrics_doc.py", page)
     assert done.returncode == 1
     assert f"missing: {row[0]}" in done.stderr
     assert "stale: | `shoal_made_up_" in done.stderr
 
 
-def check_metrics(page: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts/metrics_doc.py"), "--check", "--page", str(page)]
+def test_the_configuration_page_is_what_the_tree_has() -> None:
+    done = check_tables("config_doc.py", CONFIGURATION)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_default_or_field_that_has_changed_is_seen(tmp_path: Path) -> None:
+    text = CONFIGURATION.read_text()
+    row = "| `actor.groups` | integer 1 to 64 | `2` | Groups of envs in flight: one steps, others wait. |"
+    assert row in text
+    page = tmp_path / "configuration.md"
+    page.write_text(text.replace(row, row.replace("`2`", "`3`")))
+    done = check_tables("config_doc.py", page)
+    assert done.returncode == 1
+    assert f"missing: {row}" in done.stderr
+    assert "stale: | `actor.groups` | integer 1 to 64 | `3` |" in done.stderr
+
+
+def test_the_configuration_page_has_every_field() -> None:
+    keys = set(re.findall(r"^\| `([^`]+)` \|", CONFIGURATION.read_text(), flags=re.MULTILINE))
+    expected = {path.replace("replay.tables.train.", TABLE) for path in leaves(Config().model_dump())}
+    expected |= {f"algorithm.{name}" for each in ALGORITHMS for name in each.model_fields}
+    expected |= {f"{TABLE}{name}" for each in TABLES for name in each.model_fields}
+    expected |= {f"env.wrappers[].{name}" for name in WrapperSection.model_fields}
+    assert keys - {"replay.tables"} == expected
+
+
+def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{key}.")
+        else:
+            yield path + key
+
+
+def check_tables(script: str, page: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check", "--page", str(page)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from shoal.config import Config, load_config, to_yaml
 from shoal.config.load import build_config
 from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import ConfigError
 
+ALGORITHMS = "the algorithms impala, ppo, appo, apex, r2d2, sac, td3"
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
@@ -73,7 +77,11 @@ def test_secrets_are_never_written_or_shown() -> None:
         ("replay.tables.train={kind: transition, zzz: 1}", "kind, n_step, discount"),
         (
             "replay.tables.train.samples_per_insert=2",
-            "'replay.tables.train.samples_per_insert': only kind sequence or transition has it",
+            "'replay.tables.train.samples_per_insert' (from --set): only kind sequence or transition has it",
+        ),
+        (
+            "replay.tables.train.samples_per_insert=2",
+            "; replay.tables.train.kind is queue: leave the key out, or set replay.tables.train.kind to one",
         ),
         (
             "replay.tables.train={kind: sequence, alpha: -1}",
@@ -92,7 +100,15 @@ def test_secrets_are_never_written_or_shown() -> None:
             "key 'replay.tables.train.kind': 'seq' is not one of the kinds queue, sequence, transition",
         ),
         ("replay.tables.train.kind=null", "None is not one of the kinds queue, sequence, transition"),
+        ("replay.tables.train.kind=[queue]", "['queue'] is not one of the kinds queue, sequence, transition"),
         ("replay.tables.train=3", "'replay.tables.train': input should be a valid dictionary"),
+        ("replay.tables.train=3", "(got 3): set replay.tables.train.kind to one of queue, sequence, tran"),
+        ("algorithm.name=dqn", f"config key 'algorithm.name': 'dqn' is not one of {ALGORITHMS}"),
+        ("algorithm.name=", f"config key 'algorithm.name': None is not one of {ALGORITHMS}"),
+        ("algorithm.name=[ppo]", f"config key 'algorithm.name': ['ppo'] is not one of {ALGORITHMS}"),
+        ("algorithm.name={ppo: 1}", f"config key 'algorithm.name': {{'ppo': 1}} is not one of {ALGORITHMS}"),
+        ("algorithm=dqn", "(got 'dqn'): set algorithm.name to one of impala, ppo, "),
+        ("run.name=off", "(got False): YAML reads a bare on, off, yes or no as true or false; put the word"),
         ("actor.listen.metrix=x", "did you mean 'actor.listen.metrics'?"),
         ("algorithm.learning_rat=1", "did you mean 'algorithm.learning_rate'?"),
         ("learner.zzz=1", "known keys are device, table"),
@@ -139,6 +155,85 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_unknown_environment_variables_with_our_prefix_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"did you mean 'learner\.threads'"):
         load_config(None, [], {"SHOAL__LEARNER__THREAD": "1"})
+
+
+def test_an_unknown_algorithm_in_the_environment_is_named_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=rf"'algorithm\.name': 'dqn' is not one of {ALGORITHMS}"):
+        load_config(None, [], {"SHOAL__ALGORITHM__NAME": "dqn"})
+
+
+def test_a_key_that_only_others_have_comes_with_its_origin_and_what_to_do(tmp_path: Path) -> None:
+    path = write(tmp_path, "algorithm: {name: impala, entropy_cost: 0.1, c_clip: 1, discount: 0.9}")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["algorithm.name=sac", "algorithm.clip=0.3"], {"SHOAL__ALGORITHM__EPOCHS": "2"})
+    *keys, leave, copy = str(caught.value).split("; ")
+    assert {key.removeprefix("unknown config key ") for key in keys} == {
+        f"'algorithm.entropy_cost' (from {path}): only algorithm impala, ppo or appo has it",
+        f"'algorithm.c_clip' (from {path}): only algorithm impala or appo has it",
+        "'algorithm.clip' (from --set): only algorithm ppo or appo has it",
+        "'algorithm.epochs' (from a SHOAL__ variable): only algorithm ppo or appo has it",
+    }
+    todo = {part.removeprefix("algorithm.name is sac: ") for part in (leave, copy)}
+    assert todo == {
+        "leave the key out, or set algorithm.name to one that has it",
+        f"for that, copy {path}, remove the keys that it does not have, and pass the copy",
+    }
+
+
+def test_of_several_origins_the_one_that_counts_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "replay: {tables: {train: {alpha: 1}}}")
+    with pytest.raises(ConfigError, match=r"train\.alpha' \(from --set\): only kind sequence or transition"):
+        load_config(path, ["replay.tables.train={alpha: 2}"], {})
+    with pytest.raises(ConfigError, match=r"train\.alpha' \(from a SHOAL__ variable\)"):
+        load_config(path, ["replay.id=a"], {"SHOAL__REPLAY__TABLES": "{train: {alpha: 2}}"})
+    with pytest.raises(ConfigError, match=r"train\.alpha': only kind sequence or transition has it$"):
+        build_config({"replay": {"tables": {"train": {"alpha": 2}}}})
+
+
+def words_that_yaml_takes_for_booleans(section: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
+    """Paths and words of all fields that offer such a word; algorithms and tables are looked at, too."""
+    for name, field in section.model_fields.items():
+        yield from ((f"{path}{name}", word) for word in _offered(field.annotation) if _is_boolean(word))
+        for inside in _sections(field.annotation):
+            yield from words_that_yaml_takes_for_booleans(inside, f"{path}{name}.")
+
+
+def _offered(annotation: object) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [word for word in get_args(annotation) if isinstance(word, str)]
+    return [word for part in get_args(annotation) for word in _offered(part)]
+
+
+def _sections(annotation: object) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in get_args(annotation) for section in _sections(part)]
+
+
+def _is_boolean(word: str) -> bool:
+    return isinstance(yaml.safe_load(word), bool)
+
+
+BOOLEAN_WORDS = list(words_that_yaml_takes_for_booleans(Config))
+
+
+def test_the_guards_offer_such_a_word() -> None:
+    assert ("learner.guards.entropy_collapse.action", "off") in BOOLEAN_WORDS
+    assert ("learner.guards.memory_growth.action", "off") in BOOLEAN_WORDS
+
+
+@pytest.mark.parametrize(("path", "word"), BOOLEAN_WORDS)
+def test_words_that_yaml_takes_for_booleans_can_be_set(tmp_path: Path, path: str, word: str) -> None:
+    *sections, field = path.split(".")
+    lines = [f"{'  ' * depth}{key}:" for depth, key in enumerate(sections)]
+    lines.append(f"{'  ' * len(sections)}{field}: {word}")
+    by_set: Any = load_config(None, [f"{path}={word}"], {})
+    assert by_set == load_config(write(tmp_path, "\n".join(lines)), [], {})
+    assert by_set == load_config(None, [], {"SHOAL__" + "__".join(path.split(".")).upper(): word})
+    assert by_set == load_config(write(tmp_path, to_yaml(by_set)), [], {})
+    for key in (*sections, field):
+        by_set = getattr(by_set, key)
+    assert by_set == word
 
 
 @pytest.mark.parametrize("table", ["{}", "{kind: sequence, samples_per_insert: 2}"])
