@@ -211,20 +211,19 @@ class _Training:
         prefetching = asyncio.create_task(self.prefetcher.run())
         publishing = asyncio.create_task(self.publisher.failure())
         told = asyncio.create_task(ending.wait())
-        beside = (prefetching, publishing, told)
-        tasks: list[asyncio.Future[Any]] = [training, *beside]
+        beside: list[asyncio.Future[Any]] = [prefetching, publishing, told]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            failed = [task for task in (prefetching, publishing) if task.done()]
+            await asyncio.wait([training, *beside], return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in (prefetching, publishing) if task.done()]
             self.loop.stop()
             result = await training
-            for task in failed:
+            for task in ended:
                 task.result()
             return result
         finally:
             self.loop.stop()
-            for task in beside:
-                task.cancel()
+            for future in beside:
+                future.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
 
 
