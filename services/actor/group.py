@@ -99,6 +99,9 @@ class Group:
         # Of the weights that may act. It follows what was handed over, not what was dropped: nobody trains
         # on that, so nothing newer may ever come of it.
         self._min_version = 0
+        # Policies that wait for their versions and for each other's actions would wait in a circle, were
+        # their unrolls not those of the same steps.
+        self._ends_with_others = synchronous and sink is not None and part.has_others
         self._clock = clock
         self._episodes = EpisodeTracker(part.num_slots)
         self._shown: EnvStep | None = None
@@ -141,12 +144,16 @@ class Group:
         try:
             while not self._stopping:
                 await self._fill(stream, builder)
-                if builder.full:
+                if builder.full and not self._is_lost_by_others():
                     await self._hand_over(builder)
+                else:
+                    self._drop_open_unroll()
                 if self._link.move_ready():
                     return
         except UnavailableError as error:
             self._metrics.reconnects.inc()
+            if self._ends_with_others and not builder.starting:
+                self._part.lose_unroll(self._end_of_unroll())
             dropped = self._drop_open_unroll()
             log.info("lost inference (%s); dropped %d steps of an open unroll", error, dropped)
 
@@ -154,8 +161,9 @@ class Group:
         """The hot loop: everything in it runs once per step."""
         part, episodes, clock = self._part, self._episodes, self._clock
         wait_action = env_step = 0.0
+        end = self._end_of_unroll()
         try:
-            while not builder.full and not self._stopping:
+            while episodes.num_steps < end and not self._stopping:
                 asked = clock()
                 reply = await self._ask(stream, builder)
                 answered = clock()
@@ -169,6 +177,18 @@ class Group:
         finally:
             self._metrics.phases.add("wait_action", wait_action)
             self._metrics.phases.add("env_step", env_step)
+
+    def _end_of_unroll(self) -> int:
+        """The step of the environments that ends an unroll which begins now.
+
+        After one that was dropped it comes early if unrolls are to end with those of the other policies.
+        """
+        num_steps, length = self._episodes.num_steps, self._unroll_length
+        return num_steps + length - (num_steps % length if self._ends_with_others else 0)
+
+    def _is_lost_by_others(self) -> bool:
+        """Handed over all the same, it would put this policy ahead of the others by a version, for ever."""
+        return self._ends_with_others and self._part.lost_unroll == self._episodes.num_steps
 
     def _ask(self, stream: ActStream, builder: UnrollBuilder) -> Awaitable[ActReply]:
         starting = builder.starting

@@ -28,6 +28,8 @@ class Lockstep:
         self._arrived: dict[str, Any] = {}
         self._round: asyncio.Future[Steps] | None = None
         self._calling: asyncio.Task[None] | None = None
+        # The step that ends the newest unroll of which a policy has lost a part; 0: none.
+        self.lost_unroll = 0
         self.parts = [Part(self, env, policy, slots) for policy, slots in env.slots.items()]
         self.is_plain = len(self.parts) == 1 and not env.waits
 
@@ -90,6 +92,20 @@ class Part:
     def is_plain(self) -> bool:
         """`step_now` may be called instead of `step`."""
         return self._lockstep.is_plain
+
+    @property
+    def has_others(self) -> bool:
+        """Other policies play in the same environments."""
+        return len(self._lockstep.parts) > 1
+
+    @property
+    def lost_unroll(self) -> int:
+        """The step that ends the newest unroll of which a policy, this one or another, has lost a part."""
+        return self._lockstep.lost_unroll
+
+    def lose_unroll(self, end: int) -> None:
+        """Tells the others of the batch."""
+        self._lockstep.lost_unroll = end
 
     async def reset(self, seed: int) -> EnvStep:
         """All parts of a batch come with the same seed."""

@@ -123,6 +123,9 @@ class TrainingLoop:
             try:
                 done = self._step(*taken)
                 if done is None:
+                    if self._is_synchronous:
+                        # The actors that brought it wait for a newer version all the same.
+                        self._publish()
                     self._guards.waited(self._progress.learner_steps)
                     continue
                 last = done
@@ -172,7 +175,7 @@ class TrainingLoop:
         return (slot.env_steps, slot.episodes) if counts else (0, [])
 
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
-        """Train on a batch; None if all of it is too old."""
+        """Train on a batch; None if nothing in it counts: all too old, or all agents were away."""
         self._progress.policy_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
         self._progress.count_data(agreed.env_steps, agreed.episodes)
@@ -184,7 +187,8 @@ class TrainingLoop:
             self._metrics.stale_steps.inc(fresh.num_stale)
             num_fresh = self._num_fresh(slot, fresh, agreed)
             if not num_fresh:
-                self._metrics.stale_batches.inc()
+                if fresh.num_stale:
+                    self._metrics.stale_batches.inc()
                 return None
             with self._metrics.phases.measure("train"):
                 outcome = self._trainer.step(fresh.batch, factor)

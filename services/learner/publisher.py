@@ -1,7 +1,8 @@
 """Publishing a policy's weights: the newest version for every subscriber, and the spec that the first brings.
 
 Implements `WeightsBackend` on the event loop; `publish` is called by the training thread. A version that is
-overtaken before its turn is left out: each subscriber gets the newest one next.
+overtaken before its turn is left out: each subscriber gets the newest one next. One that cannot be serialised
+is for `session` to end the training by: whoever waits for it would wait for ever.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class WeightsPublisher:
         self._pending: _Version | None = None
         self._serialising: asyncio.Task[None] | None = None
         self._newest: WeightsSnapshot | None = None
+        self._failed: asyncio.Future[None] = self._loop.create_future()
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -84,6 +86,10 @@ class WeightsPublisher:
         """From any thread. The caller gives the arrays away. See `WeightsSnapshot` for `untrained`."""
         self._loop.call_soon_threadsafe(self._offer, _Version(version, weights, untrained))
 
+    async def failure(self) -> None:
+        """Waits until a version cannot be serialised, and raises why."""
+        await asyncio.shield(self._failed)
+
     def close(self) -> None:
         """Ends all subscriptions."""
         self._closed = True
@@ -93,7 +99,10 @@ class WeightsPublisher:
         if self._closed:
             return
         if sum(array.nbytes for array in version.weights.values()) <= INLINE_BYTES:
-            self._hand_out(version.snapshot())
+            try:
+                self._hand_out(version.snapshot())
+            except Exception as error:  # whatever serialising may raise, such as MemoryError
+                self._fail(version, error)
             return
         self._pending = version
         if self._serialising is None:
@@ -104,9 +113,19 @@ class WeightsPublisher:
         try:
             while self._pending is not None:
                 version, self._pending = self._pending, None
-                self._hand_out(await asyncio.to_thread(version.snapshot))
+                try:
+                    self._hand_out(await asyncio.to_thread(version.snapshot))
+                except Exception as error:  # as in `_offer`
+                    self._fail(version, error)
         finally:
             self._serialising = None
+
+    def _fail(self, version: _Version, error: Exception) -> None:
+        log.error("version %d of the weights cannot be serialised: %s", version.number, error)
+        if not self._failed.done():
+            self._failed.set_exception(error)
+            # Maybe nobody asks any more.
+            self._failed.exception()
 
     def _hand_out(self, snapshot: WeightsSnapshot) -> None:
         self._newest = snapshot

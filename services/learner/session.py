@@ -24,6 +24,7 @@ from services.learner.parts import Parts
 from services.learner.peers import Alone, Peers
 from services.learner.prefetch import Prefetcher
 from services.learner.priorities import PriorityReturn
+from services.learner.publisher import WeightsPublisher
 from services.learner.result import RunResult, write_result
 from services.learner.resume import Resumed, build_or_resume
 from services.learner.ring import BatchRing
@@ -192,36 +193,38 @@ async def _prepare(
     if source.has_priorities:
         priorities = PriorityReturn(source.send_priorities, asyncio.get_running_loop())
     loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities, peers=peers)
-    return _Training(loop, prefetcher, pool)
+    return _Training(loop, prefetcher, parts.publisher, pool)
 
 
 @dataclass(frozen=True)
 class _Training:
-    """One policy's loop in its thread, and the prefetching beside it."""
+    """One policy's loop in its thread, and what is beside it: prefetching, and the publisher's failures."""
 
     loop: TrainingLoop
     prefetcher: Prefetcher
+    publisher: WeightsPublisher
     pool: ThreadPoolExecutor
 
     async def run(self, ending: asyncio.Event) -> RunResult:
-        """Until a stop condition, `ending`, or the first error of prefetch or training."""
+        """Until a stop condition, `ending`, or the first error of prefetch, publisher or training."""
         training = asyncio.get_running_loop().run_in_executor(self.pool, self.loop.run)
         prefetching = asyncio.create_task(self.prefetcher.run())
+        publishing = asyncio.create_task(self.publisher.failure())
         told = asyncio.create_task(ending.wait())
-        tasks: list[asyncio.Future[Any]] = [training, prefetching, told]
+        beside: list[asyncio.Future[Any]] = [prefetching, publishing, told]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            failed = prefetching.done()
+            await asyncio.wait([training, *beside], return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in (prefetching, publishing) if task.done()]
             self.loop.stop()
             result = await training
-            if failed:
-                prefetching.result()
+            for task in ended:
+                task.result()
             return result
         finally:
             self.loop.stop()
-            prefetching.cancel()
-            told.cancel()
-            await asyncio.gather(prefetching, told, return_exceptions=True)
+            for future in beside:
+                future.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
 
 def item_length(config: Config, table_name: str) -> int:

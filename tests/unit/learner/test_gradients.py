@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -270,3 +272,51 @@ def test_without_a_compiler_training_goes_on(
         assert compiled.step(make_batch(seed)).loss == plain.step(make_batch(seed)).loss
     assert caplog.text.count("torch.compile failed (RuntimeError: no C++ compiler)") == 1
     assert "much more" not in caplog.text
+
+
+@pytest.mark.parametrize("fails_at", ["forward", "backward"])
+def test_what_cannot_be_compiled_for_a_later_shape_goes_on_without(
+    fails_at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Seven environments in two parts: three, which the compiler can do, and four."""
+    calls: list[int] = []
+
+    def compiled_badly(loss: Callable[[Batch], LossOutput]) -> Callable[[Batch], LossOutput]:
+        def call(batch: Batch) -> LossOutput:
+            calls.append(batch.num_items)
+            output = loss(batch)
+            if batch.num_items == 3:
+                return output
+            if fails_at == "forward":
+                raise RuntimeError("no C++ compiler any more")
+            return replace(output, loss=_BreaksBackward.apply(output.loss))  # type: ignore[no-untyped-call]
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiled_badly)
+    plain, compiled = make_trainer(2), make_trainer(2, compile_loss=True)
+    for seed in range(2):
+        assert compiled.step(make_batch(seed)).loss == plain.step(make_batch(seed)).loss
+    # Once to try and once to train with; then once in vain, and never again.
+    assert calls == [3, 3, 4]
+    assert caplog.text.count("torch.compile failed (RuntimeError: no C++ compiler any more)") == 1
+    for name, array in plain.weights().items():
+        np.testing.assert_array_equal(compiled.weights()[name], array, err_msg=name)
+
+
+class _BreaksBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, loss: torch.Tensor) -> torch.Tensor:
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no C++ compiler any more")
+
+
+def test_an_error_of_the_loss_itself_is_not_hidden_by_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda loss: loss)
+    compiled = make_trainer(compile_loss=True)
+    batch = make_batch()
+    with pytest.raises(KeyError, match="log_prob"):
+        compiled.step(replace(batch, behaviour={}))

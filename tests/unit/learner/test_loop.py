@@ -179,6 +179,21 @@ def test_steps_publishes_and_ends_with_a_checkpoint(tmp_path: Path) -> None:
         assert (rig.value("phase_seconds_total", phase=phase) or 0) > 0
 
 
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_batch_of_agents_that_were_away_is_no_step_but_a_version_for_who_waits(
+    tmp_path: Path, synchronous: bool
+) -> None:
+    away = trajectory()
+    away.columns["first"][:] = True
+    algorithm = {"name": "ppo", "epochs": 1, "minibatches": 1, "synchronous": synchronous}
+    rig = Rig(tmp_path, algorithm=algorithm)
+    # Of the version that its actors would have waited for.
+    result = rig.run(away, trajectory(version=int(synchronous)))
+    assert (result.learner_steps, result.env_steps) == (1, TRANSITIONS)
+    assert rig.publisher.versions == ([0, 1, 2] if synchronous else [0, 1])
+    assert rig.value("stale_batches_total") == 0
+
+
 def test_a_policy_is_trained_from_the_state_before_each_unroll(tmp_path: Path) -> None:
     """Three steps on the same rows: what they make of the weights depends on what was remembered."""
     policy = {"recurrent": "lstm", "recurrent_size": 8, "frame_stack": 3}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from services.learner import publisher as publisher_module
 from services.learner.publisher import INLINE_BYTES, WeightsPublisher
 from services.learner.versions import VersionCounter
 from shoal.clients.weights import policy_text
@@ -160,3 +161,30 @@ def test_closing_ends_subscriptions(tmp_path: Path) -> None:
         publisher.publish(1, weights(1.0))
 
     run(tmp_path, body)
+
+
+@pytest.mark.parametrize("size", [4, INLINE_BYTES // 4])
+def test_a_version_that_cannot_be_serialised_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: int
+) -> None:
+    def fail(weights: dict[str, np.ndarray]) -> bytes:
+        raise MemoryError("no room for it")
+
+    async def body(publisher: WeightsPublisher, _: VersionCounter) -> None:
+        failure = asyncio.create_task(publisher.failure())
+        publisher.publish(1, weights(1.0, size))
+        assert (await publisher.newer_than(-1)).version == 1
+        assert not failure.done()
+        monkeypatch.setattr(publisher_module, "save", fail)
+        publisher.publish(2, weights(2.0, size))
+        with pytest.raises(MemoryError, match="no room"):
+            await failure
+        # It is still there for who asks later, and other versions go out.
+        with pytest.raises(MemoryError):
+            await publisher.failure()
+        monkeypatch.undo()
+        publisher.publish(3, weights(3.0, size))
+        assert (await publisher.newer_than(1)).version == 3
+
+    run(tmp_path, body)
+    assert "version 2 of the weights cannot be serialised: no room for it" in caplog.text
