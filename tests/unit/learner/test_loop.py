@@ -248,7 +248,7 @@ def test_statistics_go_on_where_a_checkpoint_has_them(tmp_path: Path) -> None:
     expected, found = whole.store.newest(), second.store.newest()
     assert expected is not None
     assert found is not None
-    assert found.tensors["policy/normaliser.count"] == 4 * LENGTH * NUM_ENVS
+    assert found.tensors["policy/normaliser.count"] == 4 * TRANSITIONS
     assert found.tensors["algorithm/rewards.returns.count"] == 4 * NUM_ENVS
     for name, array in expected.tensors.items():
         np.testing.assert_array_equal(found.tensors[name], array, err_msg=name)
