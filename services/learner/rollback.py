@@ -27,7 +27,7 @@ def go_back(
     version, seconds = at.progress.policy_version, at.progress.seconds
     if checkpoint is not None:
         at.trainer.load_state(checkpoint.tensors)
-        at = replace(at, progress=checkpoint.progress)
+        at = replace(at, progress=checkpoint.progress, read=checkpoint.tensors)
     progress = begin_alike(peers, at, seed).progress
     progress.policy_version, progress.seconds = version, seconds
     return progress
