@@ -84,7 +84,7 @@ def newest_whole(
     """
     problems = []
     for _, path in reversed(numbered(directory)):
-        if max_step is not None and _step_of(path) > max_step:
+        if max_step is not None and step_of(path) > max_step:
             continue
         try:
             return read(path)
@@ -96,7 +96,8 @@ def newest_whole(
     return None
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The learner step that a checkpoint was made after, by its name."""
     match = _NAME.fullmatch(path.name)
     assert match is not None, f"{path} is not a checkpoint's name"
     return int(match[2])

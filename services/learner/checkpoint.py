@@ -32,6 +32,7 @@ from shoal.checkpoint import (
     not_ours,
     numbered,
     read_stored,
+    step_of,
     sums_of,
 )
 from shoal.config.load import build_config
@@ -131,7 +132,7 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         if self._keep_best:
-            self._mark_if_best(final, progress)
+            self._mark_if_best(final)
         sync_directory(self.path)
         self._prune()
         return final
@@ -143,10 +144,38 @@ class CheckpointStore:
         """
         return newest_whole(self.path, read_checkpoint, "restore one, or use another run.dir", max_step)
 
-    def _mark_if_best(self, path: Path, progress: dict[str, Any]) -> None:
+    def put_away_after(self, step: int) -> None:
+        """Those of later steps, which a run has gone back from: it must never go back to one of them.
+
+        Those up to `step` are not touched. The newest goes first, so that a kill leaves what once was there.
+        What the disk refuses is logged and not raised.
+        """
+        abandoned = [path for _, path in reversed(numbered(self.path)) if step_of(path) > step]
+        best = best_of(self.path)
+        try:
+            if best is not None and step_of(best) > step:
+                # The next save marks the best of those that are left.
+                (self.path / BEST).unlink()
+            doomed = [_put_aside(path) for path in abandoned]
+            # Before any other is saved: it may get the number of one of these.
+            sync_directory(self.path)
+            for path in doomed:
+                _remove(path)
+        except OSError as error:
+            log.warning(
+                "cannot put away the checkpoints after learner step %d in %s: %s",
+                step,
+                self.path,
+                error.strerror,
+            )
+
+    def _mark_if_best(self, path: Path) -> None:
         """`best` is a link, put in place by a rename: it always leads to a whole checkpoint."""
-        score, best = _score(progress), best_of(self.path)
-        if score is None or (best is not None and score <= _stored_score(best)):
+        best = best_of(self.path)
+        if best is None:
+            # The first, or the one that was is put away.
+            path = max((found for _, found in numbered(self.path)), key=_score)
+        if _score(path) <= (-math.inf if best is None else _score(best)):
             return
         temporary = self.path / f"{TEMPORARY_PREFIX}{BEST}"
         temporary.unlink(missing_ok=True)
@@ -158,11 +187,8 @@ class CheckpointStore:
         for _, path in numbered(self.path)[: -self._keep]:
             if best is not None and path.name == best.name:
                 continue
-            # Renamed first: a half-deleted checkpoint must not look like a broken one.
-            doomed = self.path / f"{TEMPORARY_PREFIX}{path.name}"
             try:
-                path.rename(doomed)
-                _remove(doomed)
+                _remove(_put_aside(path))
             except OSError as error:
                 log.warning("cannot delete the old checkpoint %s: %s", path, error.strerror)
 
@@ -177,19 +203,20 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(stored.tensors, progress, stored.env_spec, stored.config_yaml)
 
 
-def _score(progress: dict[str, Any]) -> float | None:
-    """The mean return, once it is one over enough episodes."""
-    episodes = progress["episodes"]
-    return sum(episode[0] for episode in episodes) / len(episodes) if len(episodes) >= WINDOW else None
-
-
-def _stored_score(path: Path) -> float:
-    """Of a checkpoint on the disk; one that cannot be read is worth nothing."""
+def _score(path: Path) -> float:
+    """The mean return, once it is one over enough episodes; what cannot be read is worth nothing."""
     try:
-        score = _score(json.loads((path / STATE).read_bytes())["progress"])
+        returns = [episode[0] for episode in json.loads((path / STATE).read_bytes())["progress"]["episodes"]]
+        return sum(returns) / len(returns) if len(returns) >= WINDOW else -math.inf
     except (OSError, ValueError, KeyError, TypeError):
-        score = None
-    return -math.inf if score is None else score
+        return -math.inf
+
+
+def _put_aside(path: Path) -> Path:
+    """Under a name to delete it by: a half-deleted checkpoint must not look like a broken one."""
+    doomed = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+    path.rename(doomed)
+    return doomed
 
 
 def _remove(path: Path) -> None:

@@ -13,7 +13,7 @@ from services.learner.peers import Peers
 from services.learner.precision import Precision
 from services.learner.progress import Progress
 from services.learner.sharded import shard
-from services.learner.trainer import Trainer
+from services.learner.trainer import Arrays, Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.config import Config
 from shoal.config.policies import policy_seed
@@ -31,6 +31,8 @@ class Resumed:
     algorithm: Algorithm[Any]
     trainer: Trainer
     progress: Progress
+    # The checkpoint's tensors, on the chief, until all learners have them. None if it begins afresh.
+    read: Arrays | None = None
 
 
 def build_or_resume(
@@ -73,4 +75,4 @@ def build_or_resume(
         raise CheckpointError(f"the newest checkpoint in {path} holds {error}: use another run.dir") from None
     parts.versions.raise_above(checkpoint.progress.policy_version)
     log.info("%sgoing on from learner step %d", label, checkpoint.progress.learner_steps)
-    return Resumed(algorithm, trainer, checkpoint.progress)
+    return Resumed(algorithm, trainer, checkpoint.progress, checkpoint.tensors)

@@ -18,6 +18,7 @@ def go_back(
 ) -> Progress | None:
     """To the newest checkpoint of at most `before_step`, which the chief reads. None if there is none.
 
+    The chief puts away those that came after it; it stays on the disk throughout, for a new life.
     The version and the time go on from where they are: neither ever goes back.
     """
     checkpoint = store.newest(before_step) if peers.rank == 0 else None
@@ -27,7 +28,8 @@ def go_back(
     version, seconds = at.progress.policy_version, at.progress.seconds
     if checkpoint is not None:
         at.trainer.load_state(checkpoint.tensors)
-        at = replace(at, progress=checkpoint.progress)
+        store.put_away_after(checkpoint.progress.learner_steps)
+        at = replace(at, progress=checkpoint.progress, read=checkpoint.tensors)
     progress = begin_alike(peers, at, seed).progress
     progress.policy_version, progress.seconds = version, seconds
     return progress

@@ -46,15 +46,25 @@ def _known(coming: Future[EnvSpec]) -> EnvSpec | None:
 
 def begin_alike(peers: Peers, resumed: Resumed, seed: int) -> Resumed:
     """All go on from where the chief does; what they draw at random from then on is their own."""
+    begun = replace(resumed, read=None)
     if peers.size == 1:
-        return resumed
-    is_chief = peers.rank == 0
-    state = resumed.trainer.state() if is_chief or resumed.trainer.is_sharded else {}
-    tensors = peers.from_chief(save(state) if is_chief else b"")
-    progress = peers.from_chief(json.dumps(resumed.progress.to_json()).encode() if is_chief else b"")
-    if is_chief:
-        return resumed
+        return begun
+    tensors = _chiefs_state(peers, resumed)
+    progress = peers.from_chief(json.dumps(resumed.progress.to_json()).encode())
+    if peers.rank == 0:
+        return begun
     resumed.trainer.load_state(load(tensors))
     own = np.random.SeedSequence([seed, peers.rank, resumed.trainer.num_steps])
     torch.manual_seed(int(own.generate_state(1)[0]))
-    return replace(resumed, progress=Progress.from_json(json.loads(progress)))
+    return replace(begun, progress=Progress.from_json(json.loads(progress)))
+
+
+def _chiefs_state(peers: Peers, resumed: Resumed) -> bytes:
+    """What it has read, or what it has made if there was nothing to read."""
+    read = peers.from_chief(b"" if resumed.read is None else save(resumed.read))
+    if read:
+        # Of a divided policy the chief has only its own part of this: what the others hold is something else.
+        return read
+    is_chief = peers.rank == 0
+    made = resumed.trainer.state() if is_chief or resumed.trainer.is_sharded else {}
+    return peers.from_chief(save(made) if is_chief else b"")

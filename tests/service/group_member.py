@@ -7,6 +7,8 @@ Its rank comes from the environment, as with torchrun. OUT.<scene>.<rank> gets w
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import sys
 from pathlib import Path
@@ -14,15 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from prometheus_client import CollectorRegistry
 from safetensors.numpy import load, save
 
 from services.learner.group import Group, gather_group
+from services.learner.metrics import LearnerMetrics
+from services.learner.parts import Parts, build_parts
 from services.learner.peers import Peers, PeersLostError
+from services.learner.resume import build_or_resume
+from services.learner.rollback import go_back
 from services.learner.rounds import Round, Told, hold_round
 from services.learner.sharded import shard
+from services.learner.start import begin_alike
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.algorithms.batch import Batch
+from shoal.config import Config, to_yaml
 from shoal.config.algorithms import ImpalaConfig
 from shoal.config.network import PolicySection
 from shoal.config.ranks import ranks_of
@@ -105,6 +114,76 @@ def divided(peers: Peers, out: Path) -> None:
     assert any((array != before[name]).any() for name, array in trainer.weights().items())
 
 
+class Life:
+    """One of a learner with a part of the policy, from its start on. Each learner has a disk of its own."""
+
+    def __init__(self, peers: Peers, run_dir: Path) -> None:
+        self.peers = peers
+        self.config = Config.model_validate(
+            {
+                "run": {"dir": str(run_dir)},
+                "learner": {"sharding": "fsdp"},
+                "algorithm": {"name": "impala", "learning_rate": 1e-2},
+                "policy": {"hidden_sizes": [16, 15], "normalise_observations": True},
+            }
+        )
+        self.parts = asyncio.run(self._parts())
+        self.parts.store.prepare()
+        read = build_or_resume(self.config, self.parts, SPEC, torch.device("cpu"), peers)
+        self.resumed = begin_alike(peers, read, seed=1)
+
+    async def _parts(self) -> Parts:
+        (parts,) = build_parts(self.config, LearnerMetrics(CollectorRegistry()))
+        return parts
+
+    def train(self, *steps: int) -> None:
+        for step in steps:
+            self.resumed.trainer.step(part(make_batch(step), self.peers))
+            self.resumed.progress.count_step(NUM_ENVS)
+
+    def save(self) -> None:
+        """As the loop does: all put the state together, the chief writes it."""
+        state, progress = self.resumed.trainer.state(), self.resumed.progress.to_json()
+        if self.peers.rank == 0:
+            self.parts.store.save(state, progress, SPEC, to_yaml(self.config))
+
+    def go_on(self, out: Path, expected: dict[str, np.ndarray]) -> None:
+        """Tell what it goes on from. What becomes of it is the same as without the break."""
+        out.write_bytes(save(self.resumed.trainer.state()))
+        self.train(3, 4)
+        for name, array in self.resumed.trainer.state().items():
+            if name != "rng/cpu":
+                np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+def resumed(peers: Peers, out: Path) -> None:
+    """Another life, for which the chief alone has something to read."""
+    first = Life(peers, Path(f"{out}.run"))
+    first.train(0, 1, 2)
+    first.save()
+    first.train(3, 4)
+    second = Life(peers, Path(f"{out}.run"))
+    assert second.resumed.progress.learner_steps == 3
+    second.go_on(out, first.resumed.trainer.state())
+
+
+def gone_back(peers: Peers, out: Path) -> None:
+    """Weights and Adam are spoilt where they are not the chief's."""
+    life = Life(peers, Path(f"{out}.run"))
+    life.train(0, 1, 2)
+    life.save()
+    life.train(3, 4)
+    trainer, expected = life.resumed.trainer, life.resumed.trainer.state()
+    if peers.rank != 0:
+        for vector in (trainer._flat.data, trainer._optimiser.exp_avg, trainer._optimiser.exp_avg_sq):
+            vector.fill_(math.nan)
+        trainer._flat.put_back()
+    progress = go_back(peers, life.parts.store, life.resumed, before_step=4, seed=1)
+    assert progress is not None
+    assert progress.learner_steps == 3
+    life.go_on(out, expected)
+
+
 def not_finite(peers: Peers, out: Path) -> None:
     """The last learner's rewards are out of range in the second step."""
     trainer = make_trainer(peers)
@@ -154,7 +233,15 @@ def lose(peers: Peers, out: Path) -> None:
         out.write_text(str(error))
 
 
-SCENES = {"train": train, "divided": divided, "not_finite": not_finite, "agree": agree, "lose": lose}
+SCENES = {
+    "train": train,
+    "divided": divided,
+    "resumed": resumed,
+    "gone_back": gone_back,
+    "not_finite": not_finite,
+    "agree": agree,
+    "lose": lose,
+}
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from services.learner.checkpoint import CheckpointStore
 from services.learner.rounds import Round
 from shoal.config.ranks import Ranks
 from shoal.records import Episode
@@ -55,10 +56,15 @@ def members(out: Path, timeout_s: float, *scenes: str) -> Iterator[list[subproce
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[bytes]]:
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("group") / "out"
+
+
+@pytest.fixture(scope="module")
+def played(out: Path) -> Callable[[str], list[bytes]]:
     """What each learner has made of a scene; they have played them one after the other."""
-    out = tmp_path_factory.mktemp("group") / "out"
-    with members(out, PATIENCE_S, "train", "agree", "not_finite", "divided") as started:
+    scenes = ("train", "agree", "not_finite", "divided", "resumed", "gone_back")
+    with members(out, PATIENCE_S, *scenes) as started:
         assert [process.wait(PATIENCE_S) for process in started] == [0] * SIZE
     return lambda scene: [Path(f"{out}.{scene}.{rank}").read_bytes() for rank in range(SIZE)]
 
@@ -91,6 +97,24 @@ def test_several_learners_are_one_with_the_whole_batch(
     )
     print(f"{scene}: two learners differ by {worst:.1e} from one, whose weights moved by {moved:.1e}")
     assert moved > 0.01
+
+
+@pytest.mark.parametrize("scene", ["resumed", "gone_back"])
+def test_every_part_of_a_divided_policy_goes_on_from_what_the_chief_has_read(
+    out: Path, played: Callable[[str], list[bytes]], scene: str
+) -> None:
+    """The whole state of every learner is that of the file, to the bit."""
+    found = [load(data) for data in played(scene)]
+    stores = [CheckpointStore(Path(f"{out}.{scene}.{rank}.run") / "checkpoints", 3) for rank in range(SIZE)]
+    checkpoint = stores[0].newest()
+    assert checkpoint is not None
+    assert stores[1].newest() is None, "only the chief could read"
+    for rank, state in enumerate(found):
+        assert state.keys() == checkpoint.tensors.keys()
+        for name, array in checkpoint.tensors.items():
+            # What others draw at random is their own.
+            if rank == 0 or name != "rng/cpu":
+                assert state[name].tobytes() == array.tobytes(), f"{name} of rank {rank} differs"
 
 
 def test_what_is_not_finite_on_one_learner_stops_all_before_the_step(
