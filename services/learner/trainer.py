@@ -245,6 +245,8 @@ class Trainer:
 
 def _mean(outcomes: Sequence[StepOutcome]) -> StepOutcome:
     """Over passes. An algorithm with several makes no priorities: its passes are not the batch in order."""
+    # One in which nothing counts may have metrics that are no numbers.
+    outcomes = [outcome for outcome in outcomes if outcome.weight > 0] or outcomes[:1]
     whole = sum(outcome.weight for outcome in outcomes)
     shares = [outcome.weight / max(whole, LEAST_WEIGHT) for outcome in outcomes]
 
