@@ -99,7 +99,7 @@ def test_help_names_every_exit_code(
     for code in (
         "0 finished",
         "1 given up",
-        "2 your mistake",
+        "2 for you to mend",
         "130 by SIGINT",
         "143 by SIGTERM",
         "129 by SIGHUP",
