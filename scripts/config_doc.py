@@ -5,21 +5,17 @@ Run by `make config-doc`; `--check` only compares and is what tests/unit/test_do
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from page_tables import write_or_check
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-ROOT = Path(__file__).resolve().parent.parent
-BEGIN = "<!-- tables: made by `make config-doc` -->"
-END = "<!-- end of the tables -->"
 Section = type[BaseModel]
 
 
@@ -194,33 +190,10 @@ def _is_section(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def renewed(text: str, config: Section) -> str:
-    """`text` with its tables made anew."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: the page lacks the line {BEGIN!r} or {END!r}")
-    return f"{before}{BEGIN}\n\n{tables(config)}\n\n{END}{after}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare and write nothing")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/configuration.md", help="the page")
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    old = arguments.page.read_text()
-    new = renewed(old, importlib.import_module("shoal.config.tree").Config)
-    if not arguments.check:
-        arguments.page.write_text(new)
-    elif new != old:
-        lines = [line for line in new.splitlines() if line not in old.splitlines()]
-        gone = [line for line in old.splitlines() if line not in new.splitlines()]
-        shown = [*(f"  missing: {line}" for line in lines), *(f"  stale: {line}" for line in gone)]
-        sys.exit(
-            "\n".join([f"error: {arguments.page} is not what the code has; run: make config-doc", *shown])
-        )
+def _tables_of_the_tree() -> str:
+    # In here, since the project is on the path only now.
+    return tables(importlib.import_module("shoal.config.tree").Config)
 
 
 if __name__ == "__main__":
-    main()
+    write_or_check(__doc__, "docs/configuration.md", "config-doc", _tables_of_the_tree)

@@ -5,22 +5,17 @@ Run by `make metrics-doc`; `--check` only compares and is what tests/unit/test_d
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from page_tables import write_or_check
 from prometheus_client import CollectorRegistry
 from prometheus_client import Metric as Family
 from prometheus_client.registry import Collector
 
-ROOT = Path(__file__).resolve().parent.parent
 SERVICES = ("actor", "inference", "replay", "learner")
-BEGIN = "<!-- tables: made by `make metrics-doc` -->"
-END = "<!-- end of the tables -->"
 
 
 @dataclass(frozen=True)
@@ -88,33 +83,5 @@ def _row(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {labels} | {meaning} |"
 
 
-def renewed(text: str) -> str:
-    """`text` with its tables made anew."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"error: the page lacks the line {BEGIN!r} or {END!r}")
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare and write nothing")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs/metrics.md", help="the page")
-    arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT))
-    old = arguments.page.read_text()
-    new = renewed(old)
-    if not arguments.check:
-        arguments.page.write_text(new)
-    elif new != old:
-        lines = [line for line in new.splitlines() if line not in old.splitlines()]
-        gone = [line for line in old.splitlines() if line not in new.splitlines()]
-        shown = [*(f"  missing: {line}" for line in lines), *(f"  stale: {line}" for line in gone)]
-        sys.exit(
-            "\n".join([f"error: {arguments.page} is not what the code has; run: make metrics-doc", *shown])
-        )
-
-
 if __name__ == "__main__":
-    main()
+    write_or_check(__doc__, "docs/metrics.md", "metrics-doc", tables)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from page_tables import ROOT, renewed
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 BEGIN = "<!-- table: made by scripts/results.py -->"
 END = "<!-- end of the table -->"
@@ -122,9 +122,7 @@ def with_table(page: str, results: Path) -> str:
         "|---|---|---|---|---|---|",
         *(_row(record) for record in records),
     ]
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n" + "\n".join(rows) + f"\n{END}{after}"
+    return renewed(page, BEGIN, END, "\n".join(rows))
 
 
 def _row(record: dict[str, Any]) -> str:

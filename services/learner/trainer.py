@@ -48,7 +48,7 @@ class StepOutcome:
     # Adam's, of the networks.
     learning_rate: float
     # Steps that it is a mean over.
-    weight: float = 1.0
+    weight: float
     # New priorities of the batch's items, if the algorithm makes some.
     priority_B: Tensor | None = None
 
