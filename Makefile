@@ -9,12 +9,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-versio
 PYTEST := $(BIN)/python -m pytest
 # Tests at a time; those that measure pauses run alone.
 JOBS ?= 2
+comma := ,
 # Tests of one file share servers: they stay together and in order.
 PARALLEL := --numprocesses $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc wheelhouse test-docker clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: installing into $(VENV), this takes a minute or two ..."
 	@$(PYTHON) -m venv $(VENV) || { \
 	  echo "error: '$(PYTHON) -m venv' failed; on Debian and Ubuntu install python3-venv" >&2; exit 2; }
-	@$(PIP_INSTALL) --editable '.[learner,inference,dev]'
+	@$(PIP_INSTALL) --editable '.[learner,inference,docker,dev]'
 	@touch $@
 	@echo "setup: done"
 
@@ -79,6 +80,15 @@ chaos: setup-all ## Tests that kill shards, damage their files and fill their di
 
 e2e: setup-all ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal tests/e2e
+
+test-docker: setup ## Build the images and run the compose project for real; installs and starts Docker if need be
+	scripts/with_docker.sh $(PYTEST) -q --timeout=900 tests/docker
+
+wheelhouse: setup ## Fill deploy/docker/wheelhouse with the wheels of all images, for builds without an index
+	@echo "wheelhouse: downloading wheels for Python 3.11 ..."
+	@$(BIN)/python -m pip download --quiet --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --only-binary :all: --python-version 3.11 --dest deploy/docker/wheelhouse \
+	  '.[learner,inference$(if $(EXTRAS),$(comma)$(EXTRAS))]' 'setuptools>=77'
 
 bench: setup-all ## Print the performance figures, with the machine
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

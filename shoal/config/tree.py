@@ -122,7 +122,9 @@ class ExplorationSection(Section):
 class ActorSection(Section):
     """Steps environments."""
 
-    id: str = Field("actor", min_length=1, max_length=128, description="Name, unique among live actors.")
+    id: str = Field(
+        "", max_length=128, description="Name, unique among live actors; empty: the name of the host."
+    )
     envs: int = Field(64, ge=1, le=1_000_000, description="Environments per actor, over all groups.")
     groups: int = Field(2, ge=1, le=64, description="Groups of envs in flight: one steps, others wait.")
     unroll_length: int = Field(20, ge=1, le=10_000, description="T, transitions per env in a trajectory.")
@@ -150,7 +152,7 @@ class ActorSection(Section):
 class InferenceSection(Section):
     """Answers observations with actions, in batches."""
 
-    id: str = Field("inference", min_length=1, max_length=128, description="Name of this replica.")
+    id: str = Field("", max_length=128, description="Name of this replica; empty: the name of the host.")
     device: str = Field(
         "cpu",
         pattern=r"^(auto|cpu|cuda(:\d+)?)$",
@@ -192,7 +194,7 @@ TableName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 class ReplaySection(Section):
     """Holds trajectories between actors and learner."""
 
-    id: str = Field("replay", min_length=1, max_length=128, description="Name of this shard.")
+    id: str = Field("", max_length=128, description="Name of this shard; empty: the name of the host.")
     tables: dict[TableName, AnyTable] = Field(
         {"train": QueueTable()}, min_length=1, description="Tables of every shard, by name."
     )

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -97,7 +98,7 @@ def run_service(name: str, main: Main, argv: Sequence[str] | None = None) -> NoR
 
 def _run(name: str, main: Main, argv: Sequence[str] | None, watchdog: Watchdog) -> int:
     arguments = _parse(name, argv)
-    config = load_config(arguments.config, arguments.set)
+    config = with_id(name, load_config(arguments.config, arguments.set), socket.gethostname())
     if arguments.print_config:
         print(to_yaml(config), end="")
         return 0
@@ -112,6 +113,17 @@ def _run(name: str, main: Main, argv: Sequence[str] | None, watchdog: Watchdog) 
     ProcessCollector(registry=context.registry)
     set_up_logging(name, context.id)
     return asyncio.run(_serve(main, context, watchdog))
+
+
+def with_id(name: str, config: Config, host: str) -> Config:
+    """The configuration of a service that is called as its host unless it was given a name.
+
+    Replicas are then told apart wherever each has a host of its own, as containers and pods do.
+    """
+    section = getattr(config, name)
+    if getattr(section, "id", None) != "":
+        return config
+    return config.model_copy(update={name: section.model_copy(update={"id": host})})
 
 
 async def _serve(main: Main, context: ServiceContext, watchdog: Watchdog) -> int:

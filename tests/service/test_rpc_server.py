@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from shoal import errors
 from shoal.config.connections import LimitsSection, SecuritySection
 from shoal.errors import InvalidArgumentError, ProtocolVersionError, ShoalError, UnavailableError
+from shoal.rpc import probe
 from shoal.rpc.channel import open_channel
 from shoal.rpc.server import RpcServer
 from shoal.rpc.status import ERROR_KEY, from_rpc_error
@@ -365,3 +366,23 @@ def test_without_a_listen_address_there_is_health_only() -> None:
         await server.drain(0)
 
     asyncio.run(run())
+
+
+def test_a_probe_tells_what_it_was_told(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> str:
+        server = RpcServer("", "127.0.0.1:0", OPEN, LimitsSection(), RPC)
+        await server.start()
+        assert await asyncio.to_thread(probe.main, [server.health_address]) == 0
+        server.set_serving(False)
+        assert await asyncio.to_thread(probe.main, [server.health_address]) == 1
+        await server.drain(0)
+        return server.health_address
+
+    address = asyncio.run(run())
+    assert probe.main([address]) == 1
+    serving, not_serving, gone = capsys.readouterr().out.splitlines()
+    assert (serving, not_serving) == ("SERVING", "NOT_SERVING")
+    assert gone.startswith("no answer: UNAVAILABLE")
+    assert probe.main(["nowhere"]) == 2
+    assert probe.main([]) == 2
+    assert "needs a port" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from shoal.config import Config
-from shoal.rpc.process import LineFormatter, ServiceContext
+from shoal.rpc.process import LineFormatter, ServiceContext, with_id
 
 
 def _format(message: str, service_id: str = "shard-1", **fields: object) -> str:
@@ -53,3 +53,14 @@ def test_the_time_for_draining_runs_from_the_first_stop(monkeypatch: pytest.Monk
     assert context.grace_s() == pytest.approx(6.0)
     now = 300.0
     assert context.grace_s() == 0.0
+
+
+@pytest.mark.parametrize("name", ["actor", "inference", "replay"])
+def test_a_service_without_a_name_is_called_as_its_host(name: str) -> None:
+    assert ServiceContext(name, with_id(name, Config(), "box-7")).id == "box-7"
+    given = Config.model_validate({name: {"id": "mine"}})
+    assert with_id(name, given, "box-7") is given
+
+
+def test_the_learner_needs_no_name() -> None:
+    assert ServiceContext("learner", with_id("learner", Config(), "box-7")).id == "learner"
