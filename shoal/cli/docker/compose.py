@@ -39,7 +39,8 @@ def find_command(ask: Ask | None = None) -> tuple[str, ...]:
         return ("docker-compose",)
     found = "none is on PATH" if version is None else f"docker-compose is {version}, too old"
     raise UserError(
-        f"no usable compose command: {found}; install the plugin `docker compose`, or docker-compose 1.29 or newer"
+        f"no usable compose command: {found}; install the plugin `docker compose`, or docker-compose 1.29 "
+        "or newer"
     )
 
 
@@ -114,7 +115,7 @@ class Compose:
 
     @contextlib.contextmanager
     def with_environment(self, service: str, variables: Mapping[str, str]) -> Iterator[Compose]:
-        """The same project with more environment variables for one service: a file on top, while it is used."""
+        """The same project with more environment for one service, by a file on top that lives as long."""
         if not variables:
             yield self
             return

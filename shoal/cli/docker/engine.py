@@ -48,7 +48,10 @@ def _no_engine(error: Exception) -> str:
             "(`sudo usermod -aG docker $USER`, then log in again)"
         )
     if "FileNotFoundError" in reason or "ConnectionRefusedError" in reason or "Connection refused" in reason:
-        return f"no Docker engine answers at {address}: start one (`sudo systemctl start docker`), or set DOCKER_HOST"
+        return (
+            f"no Docker engine answers at {address}: start one (`sudo systemctl start docker`), "
+            "or set DOCKER_HOST"
+        )
     return f"the Docker engine at {address} cannot be used: {reason}"
 
 
@@ -58,7 +61,7 @@ class Project:
     def __init__(self, client: DockerClient, name: str) -> None:
         self.name = check_project(name)
         self._client = client
-        self._filters = {"label": [f"{PROJECT_LABEL}={name}"]}
+        self._filters: dict[str, str | list[str] | bool] = {"label": [f"{PROJECT_LABEL}={name}"]}
 
     @classmethod
     def open(cls, command: str, name: str) -> Project:

@@ -1,4 +1,4 @@
-"""Lines of several containers' logs as one stream: first what is there, in the order of time, then as it comes.
+"""Lines of several containers' logs as one stream: what is there, in the order of time, then as it comes.
 
 `backlog` and `follow_on` are called one after the other from the main thread; each container that is followed
 has a thread of its own, since the SDK blocks while nothing is written.

@@ -1,4 +1,4 @@
-"""`shoal logs`: what the containers of the project wrote, in the order of time, with who wrote it in front."""
+"""`shoal logs`: what the containers of the project wrote, in the order of time, with its name in front."""
 
 from __future__ import annotations
 

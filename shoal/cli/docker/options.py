@@ -15,7 +15,7 @@ Files = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="Compose file, docker-compose.yml by default; repeatable, later ones win.",
+        help="Compose file, docker-compose.yml by default; repeatable.",
     ),
 ]
 Prometheus = Annotated[

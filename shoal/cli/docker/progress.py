@@ -1,4 +1,4 @@
-"""How something is going, while the user waits: one line that changes in place, or lines where no terminal is.
+"""How something is going, while the user waits: a line that changes in place, or lines without a terminal.
 
 Standard library only; called from the main thread.
 """
@@ -28,7 +28,7 @@ class Progress:
         plain_every_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Without a terminal a line is printed when the text has changed, and not more often than asked for."""
+        """Without a terminal a line is printed when the text has changed, but not more often than that."""
         self._out = out or sys.stdout
         self._is_terminal = self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._plain_every_s = plain_every_s
@@ -49,12 +49,15 @@ class Progress:
         if self._is_terminal:
             width = shutil.get_terminal_size().columns - 1
             self._write(CLEAR + text[:width])
-        elif text != self._last and (
-            self._last is None or self._now() - self._last_at >= self._plain_every_s
-        ):
+        elif text == self._last or not self._is_due():
+            return
+        else:
             self._last_at = self._now()
             say(text, self._out)
         self._last = text
+
+    def _is_due(self) -> bool:
+        return self._last is None or self._now() - self._last_at >= self._plain_every_s
 
     def tell(self, text: str) -> None:
         """Something that happened: a line that stays."""
