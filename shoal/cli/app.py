@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.docker.chaos import chaos
 from shoal.cli.docker.down import down
 from shoal.cli.docker.logs import logs
 from shoal.cli.docker.ps import ps
@@ -39,7 +40,7 @@ app.command("eval")(evaluate)
 app.command()(export)
 app.add_typer(replay, name="replay")
 app.add_typer(envs, name="envs")
-for command in (up, down, scale, ps, logs):
+for command in (up, down, scale, ps, logs, chaos):
     app.command(rich_help_panel="Containers")(command)
 
 
