@@ -74,8 +74,8 @@ class ChaosReport:
         rows = [
             ("", "calm", "chaos"),
             ("measured", f"{calm.seconds:.0f} s", f"{chaos.seconds:.0f} s"),
-            ("learner, env steps/s", f"{calm.learner_steps_per_s:,.0f}", f"{chaos.learner_steps_per_s:,.0f}"),
-            ("actors, env steps/s", _speed(calm), _speed(chaos)),
+            ("learner, env steps/s", _whole(calm.learner_steps_per_s), _whole(chaos.learner_steps_per_s)),
+            ("actors, env steps/s", _whole(calm.actor_steps_per_s), _whole(chaos.actor_steps_per_s)),
             ("policy lag, versions", _number(calm.lag_mean), _number(chaos.lag_mean)),
             ("policy lag, p95", _number(calm.lag_p95), _number(chaos.lag_p95)),
         ]
@@ -83,7 +83,7 @@ class ChaosReport:
         lost = "unknown" if self.lost_steps is None else f"about {self.lost_steps:,.0f}{share}"
         return [
             *(f"  {name:<22}{left:>12}{right:>12}".rstrip() for name, left, right in rows),
-            f"  kills: {len(self.kills)} in {self.num_rounds} rounds"
+            f"  kills: {len(self.kills)} in {_rounds(self.num_rounds)}"
             + (f", {drained} of them drained within the notice" if self.plan.notice_s else ""),
             f"  steps lost: {lost}",
             f"  learner restarts: {self.learner_restarts}",
@@ -112,14 +112,19 @@ def _record(window: Window) -> dict[str, Any]:
     return {
         "seconds": round(window.seconds, 3),
         "learner_steps_per_s": window.learner_steps_per_s,
+        "actor_steps_per_s": window.actor_steps_per_s,
         "collected_steps": window.collected_steps,
         "policy_lag_mean": window.lag_mean,
         "policy_lag_p95": window.lag_p95,
     }
 
 
-def _speed(window: Window) -> str:
-    return "-" if window.collected_steps is None else f"{window.collected_steps / window.seconds:,.0f}"
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _number(value: float | None) -> str:

@@ -38,9 +38,14 @@ class Window:
 
     seconds: float
     learner_steps_per_s: float
-    collected_steps: float | None
+    actor_steps_per_s: float | None
     lag_mean: float | None
     lag_p95: float | None
+
+    @property
+    def collected_steps(self) -> float | None:
+        """By actors."""
+        return None if self.actor_steps_per_s is None else self.actor_steps_per_s * self.seconds
 
 
 def measure(server: Server, start: float, end: float) -> Window:
@@ -51,13 +56,12 @@ def measure(server: Server, start: float, end: float) -> Window:
         num_samples = sum(len(series.samples) for series in learner)
         raise UserError(
             f"Prometheus at {server.address} has {num_samples} samples of {LEARNER_STEPS} from "
-            f"{end - start:.0f} s: is the learner training and scraped? give it more time with --calm and --minutes"
+            f"{end - start:.0f} s: is the learner training, and scraped? measure for longer"
         )
-    actors = server.between(ACTOR_STEPS, start, end)
     return Window(
         seconds=end - start,
         learner_steps_per_s=speed,
-        collected_steps=sum(growth(series, _first_time(actors)) for series in actors) if actors else None,
+        actor_steps_per_s=rate(server.between(ACTOR_STEPS, start, end)),
         lag_mean=mean(server.between(LAG_MEAN, start, end)),
         lag_p95=mean(server.between(LAG_P95, start, end)),
     )
