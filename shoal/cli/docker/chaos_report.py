@@ -45,7 +45,10 @@ class ChaosReport:
         return lost / collected if lost is not None and collected else None
 
     def keeps(self, min_kept: float | None) -> bool:
-        return min_kept is None or (self.kept is not None and self.kept >= min_kept)
+        """Whether it is good enough for who asks for something."""
+        if min_kept is None:
+            return True
+        return self.learner_restarts == 0 and self.kept is not None and self.kept >= min_kept
 
     def record(self) -> dict[str, Any]:
         """For a file."""
