@@ -117,6 +117,21 @@ class Group:
     def policy(self) -> str:
         return self._part.policy
 
+    @property
+    def num_recording(self) -> int:
+        """Transitions of the open unroll."""
+        return 0 if self._builder is None else self._builder.num_transitions
+
+    @property
+    def unroll_size(self) -> int:
+        """Steps of a whole unroll, autoresets included."""
+        return self._unroll_length * self._part.num_slots
+
+    @property
+    def is_handing_over(self) -> bool:
+        """An unroll waits to be taken: it is neither recorded nor with a writer."""
+        return self._must_finish
+
     async def run(self) -> None:
         """Raises UserError if inference refuses the group."""
         self._task = asyncio.current_task()

@@ -167,6 +167,18 @@ class Actor:
             self._metrics.follow_envs(sum(env.num_restarts for env in self._envs))
             for policy, writer in self._writers.items():
                 self._metrics.follow_writer(policy, writer.stats)
+            self._report_open()
+
+    def _report_open(self) -> None:
+        """What would be lost if this process were killed now. An evaluator stores nothing anyway."""
+        recording = unacked = 0
+        for policy, writer in self._writers.items():
+            mine = [group for group in self._groups if group.policy == policy]
+            recording += sum(group.num_recording for group in mine)
+            # All groups of a policy are of one size.
+            num_unacked = writer.num_unacked + sum(group.is_handing_over for group in mine)
+            unacked += num_unacked * mine[0].unroll_size
+        self._metrics.follow_open(recording=recording, unacked=unacked)
 
     def _make_group(self, index: int, part: Part) -> Group:
         config, section = self._config, self._config.actor

@@ -34,6 +34,16 @@ class ActorMetrics:
             "dropped_steps",
             "Transitions of open unrolls that were dropped when a stream broke or at the end.",
         )
+        open_steps = gauge(
+            "open_steps",
+            "Transitions that no shard has stored yet, which a kill would lose: in unrolls that are being "
+            "recorded, and in those that are not acked (autoresets included).",
+            "state",
+        )
+        self._recording_steps, self._unacked_steps = (
+            open_steps.labels("recording"),
+            open_steps.labels("unacked"),
+        )
         self.unrolls = counter("unrolls", "Unrolls handed to the replay.")
         self.raw_bytes = counter("trajectory_raw_bytes", "Bytes of unrolls before compression.")
         self.encoded_bytes = counter("trajectory_encoded_bytes", "Bytes of unrolls as sent.")
@@ -94,6 +104,11 @@ class ActorMetrics:
         """Restarts of environments over the life of the actor."""
         self.env_restarts.inc(num_restarts - self._env_restarts_seen)
         self._env_restarts_seen = num_restarts
+
+    def follow_open(self, *, recording: int, unacked: int) -> None:
+        """Transitions that no shard has stored yet, now."""
+        self._recording_steps.set(recording)
+        self._unacked_steps.set(unacked)
 
     def follow_writer(self, policy: str, stats: WriterStats) -> None:
         """Adds what the policy's writer counted since the last call."""

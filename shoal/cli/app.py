@@ -10,6 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from shoal import __version__
+from shoal.cli.docker.chaos import chaos
+from shoal.cli.docker.down import down
+from shoal.cli.docker.logs import logs
+from shoal.cli.docker.ps import ps
+from shoal.cli.docker.scale import scale
+from shoal.cli.docker.up import up
 from shoal.cli.envs import envs
 from shoal.cli.eval import evaluate
 from shoal.cli.export import export
@@ -34,6 +40,8 @@ app.command("eval")(evaluate)
 app.command()(export)
 app.add_typer(replay, name="replay")
 app.add_typer(envs, name="envs")
+for command in (up, down, scale, ps, logs, chaos):
+    app.command(rich_help_panel="Containers")(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -211,6 +211,7 @@ def test_lives_replicas_shards_and_drain() -> None:
             assert second_life.actor_id == first_life.actor_id == "actor-0"
 
             await inference_dies_and_returns(cluster, items)
+            await what_a_kill_would_lose_is_told(cluster)
             await strangers_are_refused_and_harm_nobody(cluster)
             await an_evaluator_stores_nothing(cluster, items)
 
@@ -244,6 +245,12 @@ async def inference_dies_and_returns(cluster: Cluster, items: list[Item]) -> Non
         lambda: cluster.log("actor-0").count(f"acts through {cluster.socket('inference-0')}") > connected,
         "the group to go back to its own replica",
     )
+
+
+async def what_a_kill_would_lose_is_told(cluster: Cluster) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await cluster.metric("actor-0", 'shoal_actor_open_steps{state="recording"}'):
+            await asyncio.sleep(0.02)
 
 
 async def an_evaluator_stores_nothing(cluster: Cluster, items: list[Item]) -> None:

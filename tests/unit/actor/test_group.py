@@ -230,6 +230,7 @@ def test_stopping_ends_a_wait_for_actions_at_once() -> None:
     async def test(harness: Harness) -> None:
         await harness.sink.until(1)
         harness.replicas.backends["a"].hold.clear()
+        assert not harness.group.is_handing_over
         await harness.stop()
         assert not harness.replicas.backends["a"].sessions
 
@@ -243,6 +244,9 @@ def test_stopping_lets_a_handover_finish() -> None:
         async with asyncio.timeout(20):
             while not harness.sink.num_waiting:
                 await asyncio.sleep(0)
+        # What a kill would lose now.
+        assert (harness.group.is_handing_over, harness.group.num_recording) == (True, 0)
+        assert harness.group.unroll_size == T * E
         harness.group.stop()
         await asyncio.sleep(0)
         assert not harness.task.done()

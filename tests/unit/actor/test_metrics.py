@@ -31,6 +31,20 @@ def test_means_are_over_the_last_episodes() -> None:
     assert value("episode_steps_total") == 12 * MEAN_OVER + 30
 
 
+def test_what_a_kill_would_lose_is_what_is_open_now() -> None:
+    registry = CollectorRegistry()
+    metrics = ActorMetrics(registry)
+
+    def value(state: str) -> float | None:
+        return registry.get_sample_value("shoal_actor_open_steps", {"state": state})
+
+    assert (value("recording"), value("unacked")) == (0, 0)
+    metrics.follow_open(recording=30, unacked=640)
+    assert (value("recording"), value("unacked")) == (30, 640)
+    metrics.follow_open(recording=10, unacked=0)
+    assert (value("recording"), value("unacked")) == (10, 0)
+
+
 def test_the_writers_counters_are_followed_without_counting_twice() -> None:
     registry = CollectorRegistry()
     metrics = ActorMetrics(registry)
