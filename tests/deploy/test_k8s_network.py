@@ -88,7 +88,7 @@ def test_policies_are_the_arrows(name: str) -> None:
 
 @pytest.mark.parametrize("gone", ["dns", "metrics", *PEERS, "nothing dns", "nothing metrics"])
 def test_a_missing_policy_is_seen(gone: str) -> None:
-    """`nothing` alone would not be missed: two others choose every pod too. It is there for who edits those."""
+    """`nothing` alone would not be missed: two others choose every pod too. It stays for who edits those."""
     objects = [one for one in render("local") if one["metadata"]["name"] not in gone.split()]
     whole = [one for one in render("local") if one["kind"] != "NetworkPolicy"]
     policies = of_kind(objects, "NetworkPolicy")

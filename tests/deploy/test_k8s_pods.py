@@ -1,4 +1,4 @@
-"""What holds for every pod: restricted, probed truthfully, given time to drain, configured with known keys."""
+"""What holds for every pod: restricted, probed truthfully, given time to drain, its keys known."""
 
 from __future__ import annotations
 
