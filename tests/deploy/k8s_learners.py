@@ -77,8 +77,9 @@ class Pod:
         """Everything in it at once, as when its node is gone."""
         assert self.process is not None
         if self.process.returncode is None:
-            for child in (*psutil.Process(self.process.pid).children(recursive=True), self.process):
+            for child in psutil.Process(self.process.pid).children(recursive=True):
                 child.kill()
+            self.process.kill()
 
 
 @asynccontextmanager
