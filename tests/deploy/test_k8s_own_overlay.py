@@ -47,5 +47,8 @@ def test_the_example_renders(tmp_path: Path) -> None:
     }
     assert found["replay"]["spec"]["replicas"] == 4
     assert "replicas" not in found["actor"]["spec"]
+    queries = [one["spec"]["triggers"][0]["metadata"]["query"] for one in of_kind(objects, "ScaledObject")]
+    assert len(queries) == 2
+    assert all('{run="mine"} >= 0)' in query for query in queries)
     (tmp_path / "run.yaml").write_text(run_yaml(objects))
     assert load_config(tmp_path / "run.yaml", environ={}).env.id == "ALE/Pong-v5"
