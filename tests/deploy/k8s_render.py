@@ -31,7 +31,7 @@ COMBINATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "gke-spot, watched, scaled by hpa": ("gke-spot", ("monitoring", "hpa", "gpu-inference")),
     "eks-spot, watched, scaled by keda, mtls": ("eks-spot", ("monitoring", "keda", "mtls")),
     "aks-spot, learners on gpus": ("aks-spot", ("learner-group", "gpu-learner", "mtls")),
-    "local, shared gpu": ("local", ("gpu-shared",)),
+    "local, shared gpu": ("local", ("gpu-shared", "pod-monitor")),
 }
 
 needs_kubectl = pytest.mark.skipif(

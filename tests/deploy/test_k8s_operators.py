@@ -1,6 +1,8 @@
-"""Certificates carry the names that clients dial, and scrapes the labels that rules expect."""
+"""What operators are told: certificates carry the names that are dialled, scrapes the labels of the rules."""
 
 from __future__ import annotations
+
+import pytest
 
 from shoal.cli.plan import PEERS
 from shoal.config import load_config
@@ -57,8 +59,9 @@ def test_names_without_the_chief_are_seen() -> None:
     assert not dialled(inference, "learner") <= {"learner"}
 
 
-def test_scrapes_have_the_labels_of_the_rules() -> None:
-    objects = combination(MTLS)
+@pytest.mark.parametrize("name", [MTLS, "local, shared gpu"])
+def test_scrapes_have_the_labels_of_the_rules(name: str) -> None:
+    objects = combination(name)
     spec = named(objects, "PodMonitor", "shoal")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
     labels = {entry["targetLabel"]: entry["sourceLabels"] for entry in endpoint["relabelings"]}
@@ -71,3 +74,11 @@ def test_scrapes_have_the_labels_of_the_rules() -> None:
         assert spec["selector"]["matchLabels"].items() <= found.items()
         assert found["app.kubernetes.io/component"] == service
         assert endpoint["port"] in {port["name"] for port in pod(workload)["containers"][0]["ports"]}
+
+
+def test_rules_come_once() -> None:
+    """Of two runs the second has no rules and dashboards of its own: they would count and alert twice."""
+    kinds = {one["kind"] for one in combination("local, shared gpu")}
+    assert "PodMonitor" in kinds
+    assert "PrometheusRule" not in kinds
+    assert "PrometheusRule" in {one["kind"] for one in combination(MTLS)}
