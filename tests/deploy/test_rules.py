@@ -34,7 +34,7 @@ def test_the_unit_tests_of_the_rules_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "becomes"), [("> 0.9", "> 0.99"), ("2 * shoal_replay_ratio", "1 * shoal_replay_ratio")]
+    ("was", "becomes"), [(") > 0.9\n", ") > 0.99\n"), ("2 * shoal_replay_ratio", "1 * shoal_replay_ratio")]
 )
 def test_a_rule_that_is_changed_fails_its_unit_tests(tmp_path: Path, was: str, becomes: str) -> None:
     """One that hears too little, one that hears too much."""
