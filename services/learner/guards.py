@@ -42,8 +42,9 @@ _TELL_EVERY_S = 60.0
 class GuardError(UserError):
     """A guard ends the run. `may_save`: what is in the weights is as good as ever."""
 
-    def __init__(self, text: str, may_save: bool = False) -> None:
+    def __init__(self, guard: str, text: str, may_save: bool = False) -> None:
         super().__init__(text)
+        self.guard = guard
         self.may_save = may_save
 
 
@@ -158,7 +159,7 @@ class Guards:
         text = f"guard {name}: {finding.text}. {ADVICE[name]}"
         if self._actions[name] == "stop":
             # The others warn of what is in the weights: checkpoints before it are better than one of now.
-            raise GuardError(text, may_save=name in (THROUGHPUT, MEMORY))
+            raise GuardError(name, text, may_save=name in (THROUGHPUT, MEMORY))
         now = self._clock()
         if now - self._told_at.get(name, now - _TELL_EVERY_S) >= _TELL_EVERY_S:
             self._told_at[name] = now
@@ -170,7 +171,7 @@ class Guards:
     def _rollback(self, name: str, text: str, before_step: int) -> RollBack:
         most = self._settings.max_rollbacks
         if self._num_rollbacks >= most:
-            raise GuardError(f"{text} (gone back {most} times already: learner.guards.max_rollbacks)")
+            raise GuardError(name, f"{text} (gone back {most} times already: learner.guards.max_rollbacks)")
         self._num_rollbacks += 1
         for active in self._active:
             self._metrics.guard_active(active).set(0)

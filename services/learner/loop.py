@@ -15,7 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from services.learner.batches import BatchSlot
-from services.learner.guards import GuardError, Guards, RollBack
+from services.learner.guard_stops import note_guard_stop
+from services.learner.guards import NON_FINITE, GuardError, Guards, RollBack
 from services.learner.parts import Parts
 from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
@@ -73,6 +74,7 @@ class TrainingLoop:
         self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
         self._versions = parts.versions
         self._store = parts.store
+        self._dir = parts.place.dir
         self._metrics = parts.metrics
         self._priorities = priorities
         self._clock = clock
@@ -95,6 +97,7 @@ class TrainingLoop:
         )
         log.info("%s%s", self._metrics.log_label, self._rate.describe())
         self._metrics.effective_batch.set(self._rate.batch.num_steps)
+        self._metrics.checkpoint_every.set(self._config.learner.checkpoint_every_s)
         try:
             self._publish()
             if self._guards.may_roll_back and not self._progress.learner_steps:
@@ -105,6 +108,10 @@ class TrainingLoop:
             # The parts of a divided policy are with learners that may not know of it.
             if error.may_save and not self._trainer.is_sharded:
                 self._save(saver, is_last=True)
+            self._note_stop(error.guard)
+            raise
+        except NonFiniteError:
+            self._note_stop(NON_FINITE)
             raise
         finally:
             saver.close()
@@ -220,7 +227,8 @@ class TrainingLoop:
         progress = go_back(self._peers, self._store, at, wanted.before_step, seed)
         if progress is None:
             raise GuardError(
-                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to"
+                wanted.guard,
+                f"guard {wanted.guard}: there is no checkpoint left from before it to go back to",
             )
         from_step, self._progress = self._progress.learner_steps, progress
         self._guards.begin()
@@ -273,8 +281,13 @@ class TrainingLoop:
             if self._peers.size == 1:
                 raise
             # The others do not know, and would wait for ever if this one went back.
-            raise GuardError(str(error)) from None
+            raise GuardError(NON_FINITE, str(error)) from None
         saver.save(state, self._progress.to_json(), is_last)
+
+    def _note_stop(self, guard: str) -> None:
+        """For whoever watches: this process is about to be gone, and its metrics with it."""
+        if self._peers.rank == 0:
+            note_guard_stop(self._dir, guard, self._metrics)
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress

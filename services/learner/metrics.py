@@ -51,6 +51,7 @@ GAUGES = {
     "ready_batches": "Batches decoded and waiting for training.",
     "subscribers": "Open weight subscriptions.",
     "last_checkpoint_timestamp_seconds": "When the last checkpoint was written, in Unix time.",
+    "checkpoint_every_seconds": "Time between checkpoints that is asked for (s).",
 }
 
 
@@ -131,6 +132,13 @@ class LearnerMetrics:
             ["policy", "guard"],
             registry=registry,
         )
+        self.guard_stop_time = Gauge(
+            "shoal_learner_guard_stop_timestamp_seconds",
+            "When the guard last ended the run, in this life of the learner or an earlier one, in Unix time; "
+            "0 is never.",
+            ["policy", "guard"],
+            registry=registry,
+        )
         self.policy_lag = LagHistogram(registry)
 
     def of(self, policy: str) -> PolicyMetrics:
@@ -184,6 +192,7 @@ class PolicyMetrics:
         self.ready_batches = gauge("ready_batches")
         self.subscribers = gauge("subscribers")
         self.checkpoint_time = gauge("last_checkpoint_timestamp_seconds")
+        self.checkpoint_every = gauge("checkpoint_every_seconds")
 
     def algorithm(self, name: str) -> Gauge:
         return self._metrics.algorithm.labels(self.policy, name)
@@ -193,6 +202,9 @@ class PolicyMetrics:
 
     def guard_fired(self, guard: str) -> Counter:
         return self._metrics.guard_fired.labels(self.policy, guard)
+
+    def guard_stop_time(self, guard: str) -> Gauge:
+        return self._metrics.guard_stop_time.labels(self.policy, guard)
 
     def count_episodes(self, number: int, mean_return: float | None, mean_length_steps: float | None) -> None:
         """The means of the last ones first: whoever sees an episode counted relies on them."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from services.learner.checkpoint import CheckpointStore
 from services.learner.files import DirectoryLock
+from services.learner.guard_stops import show_guard_stops
 from services.learner.metrics import LearnerMetrics, PolicyMetrics
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
@@ -38,7 +39,9 @@ def build_parts(config: Config, metrics: LearnerMetrics) -> tuple[Parts, ...]:
 def _parts(config: Config, place: PolicyPlace, metrics: LearnerMetrics) -> Parts:
     versions = VersionCounter(place.dir / "policy_version")
     publisher = WeightsPublisher(versions, config.policy)
-    return Parts(place, publisher, versions, _store(config, place), metrics.of(place.name))
+    of_policy = metrics.of(place.name)
+    show_guard_stops(place.dir, of_policy)
+    return Parts(place, publisher, versions, _store(config, place), of_policy)
 
 
 def take_run_dir(config: Config) -> DirectoryLock:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.replay.memory_limit import memory_limit_bytes
 from services.replay.stored_table import StoredTable
 from services.replay.tables import Ledger
 from shoal.clients.replay_shard import TableStats
@@ -35,7 +36,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[TableStats], float]], ...] = (
         lambda stats: bool(stats.degraded),
     ),
 )
-_FILE_GAUGES: tuple[tuple[str, str, Callable[[StoredTable], float]], ...] = (
+_TABLE_GAUGES: tuple[tuple[str, str, Callable[[StoredTable], float]], ...] = (
     (
         "journal_pending_bytes",
         "Bytes that wait to be written to the journal.",
@@ -51,6 +52,21 @@ _FILE_GAUGES: tuple[tuple[str, str, Callable[[StoredTable], float]], ...] = (
         "recovery_corrupt_frames",
         "Damaged records that were skipped at the start.",
         lambda stored: stored.num_corrupt_frames,
+    ),
+    (
+        "samples_per_insert",
+        "Samples per insert that the table is set to keep; 0: no ratio is kept.",
+        lambda stored: stored.samples_per_insert,
+    ),
+    (
+        "ratio_tolerance",
+        "Samples that either side may be ahead of that ratio.",
+        lambda stored: stored.ratio_tolerance,
+    ),
+    (
+        "ratio_surplus",
+        "Samples that inserts have paid for and nobody has taken yet; below 0 the samples are ahead.",
+        lambda stored: stored.ratio_surplus,
     ),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[Ledger], float]], ...] = (
@@ -88,6 +104,12 @@ class ReplayMetrics(Collector):
         self._tables: Mapping[str, StoredTable] = {}
         self.append_streams = Gauge("shoal_replay_append_streams", "Open Append streams.", registry=registry)
         self.sample_streams = Gauge("shoal_replay_sample_streams", "Open Sample streams.", registry=registry)
+        limit = Gauge(
+            "shoal_replay_memory_limit_bytes",
+            "Memory that this process may use before the kernel ends it: its container's, or the machine's.",
+            registry=registry,
+        )
+        limit.set(memory_limit_bytes())
         registry.register(self)
 
     def watch(self, tables: Mapping[str, StoredTable]) -> None:
@@ -101,11 +123,20 @@ class ReplayMetrics(Collector):
             for label, table in stats.items():
                 gauge.add_metric([label], of_stats(table))
             yield gauge
-        for name, documentation, of_stored in _FILE_GAUGES:
+        for name, documentation, of_stored in _TABLE_GAUGES:
             gauge = GaugeMetricFamily(f"shoal_replay_{name}", documentation, labels=["table"])
             for label, stored in self._tables.items():
                 gauge.add_metric([label], of_stored(stored))
             yield gauge
+        free = GaugeMetricFamily(
+            "shoal_replay_disk_free_bytes",
+            "Room that is left on the disk of the table's files; not of tables without files.",
+            labels=["table"],
+        )
+        for label, stored in self._tables.items():
+            if (num_bytes := stored.disk_free_bytes) is not None:
+                free.add_metric([label], num_bytes)
+        yield free
         for name, documentation, of_ledger in _COUNTERS:
             counter = CounterMetricFamily(f"shoal_replay_{name}", documentation, labels=["table"])
             for label, stored in self._tables.items():

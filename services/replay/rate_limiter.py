@@ -39,6 +39,11 @@ class RateLimiter:
             return 0.0
         return self._samples_per_insert * (self._num_inserts - self._min_items) - self._num_samples
 
+    @property
+    def imbalance(self) -> float:
+        """`surplus` for whoever watches: 0 too while the table fills up to `min_items` and nobody samples."""
+        return self.surplus if self._num_inserts >= self._min_items else 0.0
+
     def may_insert(self, num_items: int) -> bool:
         """Whether an append of any size may go, while the table holds `num_items`."""
         return num_items < self._min_items or self.surplus < self._tolerance

@@ -108,6 +108,11 @@ class RingTable(ABC):
     def oldest_key(self) -> int:
         return self._ring.oldest_key
 
+    @property
+    def ratio_surplus(self) -> float:
+        """Samples that inserts have paid for and nobody took; below 0 the samples are ahead."""
+        return self._limiter.imbalance
+
     async def insert(self, insertion: Insertion, timeout_s: float) -> bool:
         return await self._gate.insert(insertion, timeout_s)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from services.replay.dedup import Dedup
 from services.replay.queue_table import QueueTable
+from services.replay.ring_table import RingTable
 from services.replay.sequence_table import SequenceTable
 from services.replay.signature import Signature
 from services.replay.storage.files import Files, RealFiles
@@ -28,7 +30,7 @@ from services.replay.tables import EventSink, Insertion, NoJournal, Table
 from services.replay.transition_table import TransitionTable
 from shoal.clients.replay_shard import RESPONSE_OVERHEAD_BYTES, TableStats, max_item_bytes
 from shoal.config.connections import LimitsSection
-from shoal.config.tables import AnyTable
+from shoal.config.tables import AnyTable, SampledTable
 from shoal.config.tables import QueueTable as QueueSettings
 from shoal.config.tables import TransitionTable as TransitionSettings
 from shoal.journal.events import Event, Inserted, TableState
@@ -144,6 +146,33 @@ class StoredTable:
     def pending_bytes(self) -> int:
         """What waits to be written to the journal."""
         return self._journal.pending_bytes if self._journal else 0
+
+    @property
+    def samples_per_insert(self) -> float:
+        """0: no ratio is kept."""
+        return (self._settings.samples_per_insert or 0.0) if isinstance(self._settings, SampledTable) else 0.0
+
+    @property
+    def ratio_tolerance(self) -> float:
+        settings = self._settings
+        if not isinstance(settings, SampledTable) or settings.samples_per_insert is None:
+            return 0.0
+        return settings.ratio_tolerance
+
+    @property
+    def ratio_surplus(self) -> float:
+        return self.table.ratio_surplus if isinstance(self.table, RingTable) else 0.0
+
+    @property
+    def disk_free_bytes(self) -> int | None:
+        """Room on the disk of its files; None without files, or if the disk does not say."""
+        if not self.on_disk or self._directory is None:
+            return None
+        try:
+            found = os.statvfs(self._directory)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
 
     def _recover(self) -> RecoveryReport:
         assert self._directory is not None

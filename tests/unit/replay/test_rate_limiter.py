@@ -190,3 +190,13 @@ def test_a_ratio_that_is_new_or_was_given_up() -> None:
     assert limiter.surplus == 0
     without.restore(limiter.counters())
     assert without.may_sample(5) == UNLIMITED
+
+
+def test_what_is_shown_begins_when_sampling_may() -> None:
+    limiter = RateLimiter(samples_per_insert=4.0, tolerance=8.0, min_items=3)
+    limiter.inserted(2)
+    assert (limiter.surplus, limiter.imbalance) == (-4.0, 0.0)
+    limiter.inserted(2)
+    limiter.sampled(1)
+    assert limiter.imbalance == limiter.surplus == 3.0
+    assert RateLimiter(None, 8.0, 1).imbalance == 0.0

@@ -1,0 +1,1 @@
+"""The Grafana dashboards as code: one module per dashboard, written to JSON by `scripts/dashboards.py`."""
