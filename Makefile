@@ -15,7 +15,7 @@ PARALLEL := --numprocesses $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc wheelhouse test-docker clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc dashboards tools deploy wheelhouse test-docker clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,9 +44,9 @@ $(STAMP_ALL): $(STAMP)
 train: setup ## Train CartPole to a mean return of 475 with all four services
 	$(BIN)/shoal train cartpole --until-return 475
 
-test: setup-all ## Lint, types, proto check, unit, service, chaos and e2e tests
+test: setup-all ## Lint, types, proto check, unit, service, deploy, chaos and e2e tests
 	@start=$$(date +%s); \
-	for step in lint type proto-check unit service chaos e2e; do \
+	for step in lint type proto-check unit service deploy chaos e2e; do \
 	  echo "== $$step"; \
 	  $(MAKE) --no-print-directory $$step || { echo "make test: FAILED in '$$step'" >&2; exit 1; }; \
 	done; \
@@ -75,13 +75,19 @@ unit: setup-all ## Tests without sockets
 service: setup-all ## Tests of one real server with its real client
 	$(PYTEST) -q $(PARALLEL) tests/service
 
+tools: setup ## Prometheus and promtool for the tests, in .venv/tools; no root, no service
+	@$(BIN)/python scripts/tools.py
+
+deploy: setup-all tools ## Tests of manifests, rules and dashboards, with a real Prometheus
+	$(PYTEST) -q --timeout=300 $(PARALLEL) tests/deploy
+
 chaos: setup-all ## Tests that kill shards, damage their files and fill their disks
 	$(PYTEST) -q --timeout=300 tests/chaos
 
 e2e: setup-all ## Tests of whole runs with real processes
 	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal tests/e2e
 
-test-docker: setup ## Build the images and run the compose project for real; installs and starts Docker if need be
+test-docker: setup tools ## Build the images and run the compose project for real; installs and starts Docker if need be
 	scripts/with_docker.sh $(PYTEST) -q --timeout=900 tests/docker
 
 wheelhouse: setup ## Fill deploy/docker/wheelhouse with the wheels of all images, for builds without an index
@@ -98,6 +104,9 @@ bench-replay: setup-all ## Print the figures of the replay, with Reverb beside i
 
 metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
 	$(BIN)/python scripts/metrics_doc.py
+
+dashboards: setup ## Rewrite Grafana's dashboards and Kubernetes' rules from the code
+	$(BIN)/python scripts/dashboards.py
 
 config-doc: setup ## Rewrite the tables of docs/configuration.md from the code
 	$(BIN)/python scripts/config_doc.py
