@@ -10,6 +10,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from services.replay.memory_limit import memory_limit_bytes
 from shoal.clients.replay_shard import Outcome
 from shoal.records import Life
 from tests.service.replay_server import ROOT, ShardProcess, append_of, shard_processes, until
@@ -87,6 +88,10 @@ def test_metrics_tell_the_ledger(tmp_path: Path) -> None:
                 ("shoal_replay_recovery_seconds", ""): 0,
                 ("shoal_replay_recovered_items", ""): 0,
                 ("shoal_replay_recovery_corrupt_frames", ""): 0,
+                ("shoal_replay_samples_per_insert", ""): 0,
+                ("shoal_replay_ratio_tolerance", ""): 0,
+                ("shoal_replay_ratio_surplus", ""): 0,
+                ("shoal_replay_memory_limit_bytes", ""): memory_limit_bytes(),
                 ("shoal_replay_inserted_total", ""): 3,
                 ("shoal_replay_sampled_out_total", ""): 2,
                 ("shoal_replay_evicted_total", ""): 0,
