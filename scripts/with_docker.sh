@@ -90,7 +90,8 @@ need docker docker.io
 docker compose version >/dev/null 2>&1 || need docker-compose docker-compose
 start_engine
 [ -n "${SHOAL_BASE_IMAGE:-}" ] || has_image "$BASE" || make_base
-[ -z "${PIP_NO_INDEX:-}" ] || make --no-print-directory wheelhouse
+# The index is there for the download, not for the build.
+[ -z "${PIP_NO_INDEX:-}" ] || env -u PIP_NO_INDEX make --no-print-directory wheelhouse
 [ -n "${SHOAL_PROMETHEUS_IMAGE:-}" ] || has_image "$PROMETHEUS" || make_prometheus
 if [ -n "${SHOAL_GRAFANA_IMAGE:-}" ] || has_image "$GRAFANA"; then
   export SHOAL_WITH_GRAFANA=1

@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 from tests.deploy.board_files import BOARDS, boards, panels, queries
+from tests.deploy.k8s_render import kustomize, needs_kubectl
 from tests.deploy.rule_files import metrics_in, records
 from tests.deploy.test_rules import promtool
-from tests.deploy.tools import ROOT, tool
+from tests.deploy.tools import ROOT
 
 GRAFANA = ROOT / "deploy/grafana"
 # Of Prometheus itself and of its client library.
@@ -111,11 +112,9 @@ def test_grafana_finds_what_compose_mounts() -> None:
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
 
 
+@needs_kubectl
 def test_the_dashboards_for_kubernetes_are_the_same() -> None:
-    done = subprocess.run(
-        [tool("kubectl"), "kustomize", str(GRAFANA)], capture_output=True, text=True, timeout=60, check=True
-    )
-    made = list(yaml.safe_load_all(done.stdout))
+    made = kustomize(GRAFANA)
     assert {each["kind"] for each in made} == {"ConfigMap"}
     assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in made)
     texts = {name: text for each in made for name, text in each["data"].items()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.deploy.k8s_render import kustomize, needs_kubectl
 from tests.deploy.rule_files import PROMETHEUS, RULE_FILES, TEST_FILES, alerts, metrics_in, records, rules
 from tests.deploy.tools import ROOT, tool
 from tests.unit.test_docs import anchors
@@ -104,14 +105,8 @@ def test_names_are_found_in_expressions(expression: str, names: set[str]) -> Non
     assert metrics_in(expression) == names
 
 
+@needs_kubectl
 def test_the_rules_for_kubernetes_are_the_same() -> None:
-    done = subprocess.run(
-        [tool("kubectl"), "kustomize", str(PROMETHEUS)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    (made,) = yaml.safe_load_all(done.stdout)
+    (made,) = kustomize(PROMETHEUS)
     assert made["kind"] == "PrometheusRule"
     assert [rule for group in made["spec"]["groups"] for rule in group["rules"]] == rules()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -51,5 +49,5 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_are_half_of_the_cpus_that_we_may_use_unless_set(
     setting: int, share: int, num_cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(num_cpus)))
+    monkeypatch.setattr("shoal.policy.device.num_cpus", lambda: num_cpus)
     assert cpu_threads(setting, share) == expected
