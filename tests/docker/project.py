@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +16,8 @@ from typing import Any
 
 import docker
 from docker.models.containers import Container
+
+from shoal.cli.docker.compose import find_command
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240.0
@@ -35,7 +36,7 @@ class Project:
         self._environment["SHOAL_GRAFANA_PORT"] = str(_free_port())
 
     def compose(self, *arguments: str, settings: Mapping[str, str] | None = None) -> str:
-        command = [*_compose(), "-p", self.name, *self._files, *arguments]
+        command = [*find_command(), "-p", self.name, *self._files, *arguments]
         environment = {**self._environment, **(settings or {})}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
@@ -118,12 +119,6 @@ def project(name: str, files: Sequence[str] = ()) -> Iterator[Project]:
     finally:
         made.down()
         made.engine.close()
-
-
-def _compose() -> list[str]:
-    if shutil.which("docker-compose"):
-        return ["docker-compose"]
-    return ["docker", "compose"]
 
 
 def _free_port() -> int:
