@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -106,7 +107,7 @@ def test_what_does_not_stop_is_ended_by_the_watchdog(tmp_path: Path, mode: str) 
         announced(process, tmp_path / "a")
         code, err, _ = _stop(process)
     assert code == 1
-    assert "CRITICAL replay replay not stopped 1.6 s after the signal" in err
+    assert f"CRITICAL replay {socket.gethostname()} not stopped 1.6 s after the signal" in err
 
 
 def test_a_thread_left_behind_does_not_hold_up_the_exit_nor_change_its_code(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_thread_left_behind_does_not_hold_up_the_exit_nor_change_its_code(tmp_
 def test_a_crash_is_logged_with_its_traceback_and_exits_1() -> None:
     code, _, err = _run("crash")
     assert code == 1
-    assert "CRITICAL replay replay crashed: RuntimeError('something broke')" in err
+    assert f"CRITICAL replay {socket.gethostname()} crashed: RuntimeError('something broke')" in err
     assert "Traceback" in err
 
 
