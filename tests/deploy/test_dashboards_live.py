@@ -29,7 +29,7 @@ RUNS = {
         "appo_cartpole",
         ["launch.actors=2", "launch.replay_shards=2", "launch.evaluators=1", "actor.envs=16"],
     ),
-    "apex": ("apex_cartpole", ["replay.tables.train.durability=wal"]),
+    "apex": ("apex_cartpole", ["replay.tables.train.durability=wal", "stop.steps=100000000"]),
 }
 # What a loaded or small machine may bring about, however well the runs are.
 OF_THE_MACHINE = {"ShoalLearnerStarved", "ShoalReplayDisk", "ShoalReplayMemory"}
