@@ -82,7 +82,7 @@ deploy: setup-all tools ## Tests of manifests, rules and dashboards, with a real
 	$(PYTEST) -q --timeout=300 $(PARALLEL) tests/deploy
 
 chaos: setup-all ## Tests that kill shards, damage their files and fill their disks
-	$(PYTEST) -q --timeout=300 $(PARALLEL) --ignore tests/chaos/test_pauses.py tests/chaos
+	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal --ignore tests/chaos/test_pauses.py tests/chaos
 	$(PYTEST) -q --timeout=300 tests/chaos/test_pauses.py
 
 e2e: setup-all ## Tests of whole runs with real processes
