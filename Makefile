@@ -11,7 +11,9 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 comma := ,
 # Tests of one file share servers: they stay together and in order.
-PARALLEL := --numprocesses $(JOBS) --dist loadfile
+BY_FILE := --numprocesses $(JOBS) --dist loadfile
+# Those of whole runs and chaos share little: dealt out one by one, so that a long one at the end keeps nobody waiting.
+BY_TEST := --numprocesses $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -70,23 +72,23 @@ proto-check: setup ## Fail if shoal/v1 is not what proto/ generates
 	$(BIN)/python scripts/proto.py --check
 
 unit: setup-all ## Tests without sockets
-	$(PYTEST) -q $(PARALLEL) tests/unit
+	$(PYTEST) -q $(BY_FILE) tests/unit
 
 service: setup-all ## Tests of one real server with its real client
-	$(PYTEST) -q $(PARALLEL) tests/service
+	$(PYTEST) -q $(BY_FILE) tests/service
 
 tools: setup ## Prometheus and promtool for the tests, in .venv/tools; no root, no service
 	@$(BIN)/python scripts/tools.py
 
 deploy: setup-all tools ## Tests of manifests, rules and dashboards, with a real Prometheus
-	$(PYTEST) -q --timeout=300 $(PARALLEL) tests/deploy
+	$(PYTEST) -q --timeout=300 $(BY_FILE) tests/deploy
 
 chaos: setup-all ## Tests that kill shards, damage their files and fill their disks
-	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal --ignore tests/chaos/test_pauses.py tests/chaos
+	$(PYTEST) -q --timeout=300 $(BY_TEST) --ignore tests/chaos/test_pauses.py tests/chaos
 	$(PYTEST) -q --timeout=300 tests/chaos/test_pauses.py
 
 e2e: setup-all ## Tests of whole runs with real processes
-	$(PYTEST) -q --timeout=300 $(PARALLEL) --dist worksteal tests/e2e
+	$(PYTEST) -q --timeout=300 $(BY_TEST) tests/e2e
 
 test-docker: setup tools ## Build the images and run the compose project for real; installs and starts Docker if need be
 	scripts/with_docker.sh $(PYTEST) -q --timeout=900 tests/docker
