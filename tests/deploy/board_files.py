@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.deploy.tools import ROOT
+from tests.tools import ROOT
 
 BOARDS = sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
 

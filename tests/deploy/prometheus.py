@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from tests.deploy.rule_files import PROMETHEUS
-from tests.deploy.tools import tool
+from tests.tools import tool
 
 # A loaded machine takes long to start eleven processes; this only ends a hang.
 PATIENCE_S = 150.0

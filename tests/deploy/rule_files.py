@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.tools import ROOT
+from tests.tools import ROOT
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULE_FILES = sorted((PROMETHEUS / "rules").glob("*.yml"))

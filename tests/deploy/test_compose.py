@@ -14,7 +14,7 @@ import yaml
 from shoal.config import load_config
 from shoal.rpc.addresses import parse_endpoint
 from shoal.rpc.watchdog import LAST_WORDS_S, MARGIN_S
-from tests.deploy.tools import ROOT
+from tests.tools import ROOT
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]

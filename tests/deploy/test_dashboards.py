@@ -16,7 +16,7 @@ from tests.deploy.board_files import BOARDS, boards, panels, queries
 from tests.deploy.k8s_render import kustomize, needs_kubectl
 from tests.deploy.rule_files import metrics_in, records
 from tests.deploy.test_rules import promtool
-from tests.deploy.tools import ROOT
+from tests.tools import ROOT
 
 GRAFANA = ROOT / "deploy/grafana"
 # Of Prometheus itself and of its client library.

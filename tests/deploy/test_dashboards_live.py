@@ -19,8 +19,8 @@ from shoal.config.load import load_config
 from tests.deploy.board_files import queries
 from tests.deploy.prometheus import Prometheus, Target, prometheus, until
 from tests.deploy.rule_files import metrics_in, records, rules
-from tests.deploy.tools import ROOT
 from tests.e2e.programs import Programs, programs
+from tests.tools import ROOT
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -12,7 +12,7 @@ import yaml
 
 from tests.deploy.k8s_render import kustomize, needs_kubectl
 from tests.deploy.rule_files import PROMETHEUS, RULE_FILES, TEST_FILES, alerts, metrics_in, records, rules
-from tests.deploy.tools import ROOT, tool
+from tests.tools import ROOT, tool
 from tests.unit.test_docs import anchors
 
 RUNBOOKS = "docs/runbooks.md"

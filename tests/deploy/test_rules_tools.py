@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.deploy.tools import DIRECTORY, ROOT
+from tests.tools import DIRECTORY, ROOT
 
 
 def make_available(into: Path, path: str) -> subprocess.CompletedProcess[str]:

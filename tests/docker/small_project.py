@@ -1,7 +1,7 @@
 """A compose project of the real services without building anything: an empty image over the host's own files.
 
 The image holds nothing but the links and folders that a file system begins with; Python, its packages and
-this checkout are mounted read-only from where they are. Needs an engine on this machine and `prometheus`.
+this checkout are mounted read-only from where they are. Needs an engine on this machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +19,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tools import ROOT, tool
+
 IMAGE = "shoal-cli-test"
 SCRAPE_EVERY_S = 1
 
@@ -59,6 +59,7 @@ def make_project(folder: Path, *, num_actors: int) -> SmallProject:
     """Writes the files. Nothing is started."""
     name = f"shoalclitest{os.getpid()}"
     port = free_port()
+    prometheus = str(Path(tool("prometheus")).resolve())
     (folder / "run.yaml").write_text(_configuration())
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_scraping()))
     services: dict[str, Any] = {
@@ -78,11 +79,11 @@ def make_project(folder: Path, *, num_actors: int) -> SmallProject:
         "prometheus": {
             "image": IMAGE,
             "command": [
-                str(shutil.which("prometheus")),
+                prometheus,
                 "--config.file=/etc/shoal/prometheus.yml",
                 "--storage.tsdb.path=/tmp/prometheus",
             ],
-            "volumes": _mounts(folder),
+            "volumes": _mounts(folder, Path(prometheus)),
             "ports": [f"127.0.0.1:{port}:9090"],
             "stop_grace_period": "1s",
         },
@@ -144,10 +145,10 @@ def _service(name: str, folder: Path, alias: str | None = None) -> dict[str, Any
     }
 
 
-def _mounts(folder: Path) -> list[str]:
+def _mounts(folder: Path, *also: Path) -> list[str]:
     """What the host has, where it has it."""
     packages = Path(sys.prefix).resolve()
-    places = {Path("/usr"), Path(sys.base_prefix), packages, ROOT, Path(sys.prefix)}
+    places = {Path("/usr"), Path(sys.base_prefix), packages, ROOT, Path(sys.prefix), *also}
     return [
         *(f"{place}:{place}:ro" for place in sorted(places) if not _is_within_another(place, places)),
         f"{folder}:/etc/shoal:ro",

@@ -1,11 +1,11 @@
-"""Where the programs are that tests of deployment files run: those of `scripts/tools.py`, or on the PATH."""
+"""Where the programs are that tests of deployment run: those of `scripts/tools.py`, or on the PATH."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 DIRECTORY = ROOT / ".venv/tools/bin"
 
 
