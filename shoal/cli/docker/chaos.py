@@ -34,7 +34,7 @@ def chaos(
         typer.Option(metavar="S", help="Seconds from SIGTERM to SIGKILL, or gke, azure, aws; 0: none."),
     ] = "0",
     back_after: Annotated[float, typer.Option(metavar="S", help="A replacement comes after this.")] = 5.0,
-    calm: Annotated[float, typer.Option(metavar="S", help="Seconds measured before.")] = 30.0,
+    calm: Annotated[float, typer.Option(metavar="S", help="Seconds measured before, and after.")] = 30.0,
     seed: Annotated[int | None, typer.Option(help="Of the choice of victims.")] = None,
     min_kept: Annotated[
         float | None, typer.Option(help="Exit code 1 if the learner keeps less of its speed, or restarts.")
@@ -47,8 +47,8 @@ def chaos(
 ) -> None:
     """Kill actors of the running project again and again, and tell what it cost the learner.
 
-    First nothing is done for --calm seconds: that is what the storm is compared with. Ctrl-C ends it early;
-    actors that were killed are started again in any case.
+    Nothing is done for --calm seconds before the storm and after it: that is what it is compared with. Ctrl-C
+    ends it early; actors that were killed are started again in any case.
 
     Exit codes: 0 done, 1 kept less than --min-kept, 2 your mistake, 130 Ctrl-C.
     """

@@ -12,12 +12,16 @@ from shoal.cli.docker.spot import Kill, SpotPlan
 
 @dataclass(frozen=True)
 class ChaosReport:
-    """`ended`: why it is over before its time, if it is."""
+    """Of a storm with a calm stretch on either side. `ended`: why it is over before its time, if it is.
+
+    `after` is None then: there was no time for it.
+    """
 
     plan: SpotPlan
     num_actors: int
-    calm: Window
+    before: Window
     chaos: Window
+    after: Window | None
     kills: Sequence[Kill]
     num_rounds: int
     learner_restarts: int
@@ -26,9 +30,14 @@ class ChaosReport:
 
     @property
     def kept(self) -> float | None:
-        """Share of the learner's speed; None if there was none to keep."""
-        calm = self.calm.learner_steps_per_s
-        return self.chaos.learner_steps_per_s / calm if calm > 0 else None
+        """Share of the learner's speed; None if there was none to keep.
+
+        Compared with both sides: machines get faster and slower by themselves, most of them in one direction
+        for minutes.
+        """
+        calm = [window.learner_steps_per_s for window in (self.before, self.after) if window is not None]
+        speed = sum(calm) / len(calm)
+        return self.chaos.learner_steps_per_s / speed if speed > 0 else None
 
     @property
     def lost_steps(self) -> float | None:
@@ -58,8 +67,9 @@ class ChaosReport:
             "fraction": self.plan.fraction,
             "notice_s": self.plan.notice_s,
             "back_after_s": self.plan.back_after_s,
-            "calm": _record(self.calm),
+            "before": _record(self.before),
             "chaos": _record(self.chaos),
+            "after": None if self.after is None else _record(self.after),
             "kept": self.kept,
             "rounds": self.num_rounds,
             "kills": len(self.kills),
@@ -72,20 +82,20 @@ class ChaosReport:
         }
 
     def lines(self) -> list[str]:
-        calm, chaos = self.calm, self.chaos
         drained = sum(kill.drained for kill in self.kills)
+        windows = [self.before, self.chaos] + ([] if self.after is None else [self.after])
         rows = [
-            ("", "calm", "chaos"),
-            ("measured", f"{calm.seconds:.0f} s", f"{chaos.seconds:.0f} s"),
-            ("learner, env steps/s", _whole(calm.learner_steps_per_s), _whole(chaos.learner_steps_per_s)),
-            ("actors, env steps/s", _whole(calm.actor_steps_per_s), _whole(chaos.actor_steps_per_s)),
-            ("policy lag, versions", _number(calm.lag_mean), _number(chaos.lag_mean)),
-            ("policy lag, p95", _number(calm.lag_p95), _number(chaos.lag_p95)),
+            ("", ["before", "chaos", "after"][: len(windows)]),
+            ("measured", [f"{window.seconds:.0f} s" for window in windows]),
+            ("learner, env steps/s", [_whole(window.learner_steps_per_s) for window in windows]),
+            ("actors, env steps/s", [_whole(window.actor_steps_per_s) for window in windows]),
+            ("policy lag, versions", [_number(window.lag_mean) for window in windows]),
+            ("policy lag, p95", [_number(window.lag_p95) for window in windows]),
         ]
         share = "" if self.lost_share is None else f", {100 * self.lost_share:.2g} % of what was collected"
         lost = "unknown" if self.lost_steps is None else f"about {self.lost_steps:,.0f}{share}"
         return [
-            *(f"  {name:<22}{left:>12}{right:>12}".rstrip() for name, left, right in rows),
+            *(f"  {name:<22}" + "".join(f"{cell:>12}" for cell in cells) for name, cells in rows),
             f"  kills: {len(self.kills)} in {_rounds(self.num_rounds)}"
             + (f", {drained} of them drained within the notice" if self.plan.notice_s else ""),
             f"  steps lost: {lost}",
@@ -99,7 +109,7 @@ class ChaosReport:
             return "Nothing was killed, so nothing is shown."
         ended = f" {self.ended}" if self.ended else ""
         if self.kept is None:
-            return f"The learner did not train before the kills, so there is no speed to compare with.{ended}"
+            return f"The learner did not train in the calm, so there is no speed to compare with.{ended}"
         restarts = (
             "never restarted"
             if self.learner_restarts == 0

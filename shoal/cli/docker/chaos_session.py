@@ -1,4 +1,4 @@
-"""Measures a calm stretch, then a stormy one in which actors are killed, and tells what that cost.
+"""Measures a calm stretch, a stormy one in which actors are killed, a calm one again: what the storm cost.
 
 Called by `shoal chaos`. One thread; whatever happens, actors that were killed are started again.
 """
@@ -24,6 +24,8 @@ from shoal.errors import UserError
 TICK_S = 1.0
 # How often the progress line asks Prometheus.
 ASK_EVERY_S = 5.0
+# The longest wait for actors to be at work again after the storm.
+BACK_TIMEOUT_S = 60.0
 
 
 class Actors:
@@ -103,34 +105,41 @@ class Session:
     def run(self, calm_s: float, chaos_s: float) -> ChaosReport | None:
         """None if the user ended it before there was anything to tell."""
         num_actors = self.check()
-        calm = self._be_calm(calm_s)
-        if calm is None:
+        before = self._calm(calm_s, "before")
+        if before is None:
+            # Says so if the learner is what ended it.
+            self.check()
             return None
         started, start = time.time(), time.monotonic()
         ended = ""
         try:
             while not self._interrupt.is_set and time.monotonic() - start < chaos_s:
                 self._containers = self._project.containers()
-                learner = self._learner.look(self._containers)
-                if learner is not None:
-                    ended = f"The learner ended with exit code {learner.exit_code} before the time was over."
+                ended = self._learner_ended()
+                if ended:
                     break
                 now = time.monotonic()
                 self._storm.step(now, self._running())
-                self._show(now - start, chaos_s, started, calm)
+                self._show(now - start, chaos_s, started, before)
                 self._interrupt.wait(min(TICK_S, start + chaos_s - time.monotonic()))
             over = time.time()
         finally:
             self._storm.end(time.monotonic())
-        self._learner.look(self._project.containers())
+        after = None
+        if not ended:
+            self._until_at_work(num_actors)
+            after = self._calm(calm_s, "after")
+        self._containers = self._project.containers()
+        ended = self._learner_ended()
         if self._interrupt.is_set:
             ended = "You ended it before the time was over; all actors were started again."
         called = names(self._containers)
         return ChaosReport(
             plan=self._plan,
             num_actors=num_actors,
-            calm=calm,
+            before=before,
             chaos=measure(self._server, started, over),
+            after=after,
             kills=tuple(self._storm.kills),
             num_rounds=self._storm.num_rounds,
             learner_restarts=self._learner.num_restarts,
@@ -138,13 +147,35 @@ class Session:
             ended=ended,
         )
 
-    def _be_calm(self, seconds: float) -> Window | None:
+    def _calm(self, seconds: float, which: str) -> Window | None:
+        """None if the user ended it, or the learner ended."""
         started, deadline = time.time(), time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self._progress.show(f"calm: measuring for {left:.0f} s more")
-            if self._interrupt.wait(min(left, TICK_S)):
+            self._progress.show(f"calm {which}: measuring for {left:.0f} s more")
+            self._containers = self._project.containers()
+            if self._interrupt.wait(min(left, TICK_S)) or self._learner_ended():
                 return None
         return measure(self._server, started, time.time())
+
+    def _until_at_work(self, num_actors: int) -> None:
+        """Or until it takes too long: what the last kills cost must not slow what they are compared with."""
+        deadline = time.monotonic() + BACK_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                if len(open_steps(self._server.now(OPEN_STEPS))) >= num_actors:
+                    return
+            except PrometheusError:
+                pass
+            self._progress.show("waiting for the actors that came last")
+            if self._interrupt.wait(TICK_S):
+                return
+
+    def _learner_ended(self) -> str:
+        """What to say of it; empty if it has not."""
+        learner = self._learner.look(self._containers)
+        if learner is None:
+            return ""
+        return f"The learner ended with exit code {learner.exit_code} before the time was over."
 
     def _running(self) -> list[str]:
         return [each.id for each in self._containers if each.service == "actor" and each.is_running]
@@ -163,7 +194,7 @@ class Session:
             if address in by_address
         }
 
-    def _show(self, elapsed_s: float, chaos_s: float, started: float, calm: Window) -> None:
+    def _show(self, elapsed_s: float, chaos_s: float, started: float, before: Window) -> None:
         asked_at, speed = self._speed
         if time.monotonic() - asked_at >= ASK_EVERY_S:
             try:
@@ -178,5 +209,5 @@ class Session:
             f"actors {len(self._running())} of {num_actors} up",
         ]
         if speed is not None:
-            parts.append(f"learner {speed:,.0f} env steps/s, calm {calm.learner_steps_per_s:,.0f}")
+            parts.append(f"learner {speed:,.0f} env steps/s, before {before.learner_steps_per_s:,.0f}")
         self._progress.show(", ".join(parts))

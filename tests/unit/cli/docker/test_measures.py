@@ -88,22 +88,24 @@ def test_a_learner_that_is_not_scraped() -> None:
 
 
 PLAN = SpotPlan(30, 0.5, 0, 5)
-CALM = Window(30, 1000, 1100, 1.5, 3)
+BEFORE = Window(30, 1200, 1300, 1.5, 3)
+AFTER = Window(30, 800, 900, 1.5, 3)
 CHAOS = Window(300, 900, 1000, 1.7, 4)
 
 
 def report(kills: int = 4, **changes: object) -> ChaosReport:
     gone = [Kill(f"actor-{index}", 0, False, OpenSteps(50, 250)) for index in range(kills)]
     values: dict[str, object] = {
-        "plan": PLAN, "num_actors": 4, "calm": CALM, "chaos": CHAOS, "kills": gone, "num_rounds": 2,
-        "learner_restarts": 0,
+        "plan": PLAN, "num_actors": 4, "before": BEFORE, "chaos": CHAOS, "after": AFTER, "kills": gone,
+        "num_rounds": 2, "learner_restarts": 0,
     }  # fmt: skip
     return ChaosReport(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_what_was_kept_and_lost() -> None:
     found = report()
-    assert found.kept == 0.9
+    assert found.kept == 0.9, "of the mean of before and after"
+    assert report(after=None).kept == 0.75, "of what there is"
     assert found.lost_steps == 1200
     assert found.lost_share == 1200 / 300_000
     assert found.keeps(None)
@@ -116,21 +118,23 @@ def test_what_was_kept_and_lost() -> None:
 def test_kills_without_a_figure_count_as_the_others_do() -> None:
     known = OpenSteps(100, 200)
     kills = [Kill("a", 0, False, known), Kill("b", 0, True, known), Kill("c", 0, False, None)]
-    assert ChaosReport(PLAN, 4, CALM, CHAOS, kills, 1, 0).lost_steps == (300 + 100) / 2 * 3
-    assert ChaosReport(PLAN, 4, CALM, CHAOS, kills[2:], 1, 0).lost_steps is None
-    assert ChaosReport(PLAN, 4, CALM, CHAOS, [], 0, 0).lost_steps == 0
+    assert ChaosReport(PLAN, 4, BEFORE, CHAOS, AFTER, kills, 1, 0).lost_steps == (300 + 100) / 2 * 3
+    assert ChaosReport(PLAN, 4, BEFORE, CHAOS, AFTER, kills[2:], 1, 0).lost_steps is None
+    assert ChaosReport(PLAN, 4, BEFORE, CHAOS, AFTER, [], 0, 0).lost_steps == 0
 
 
 def test_the_report_is_plain() -> None:
     lines = report().lines()
     assert lines[-1] == "The learner kept 90 % of its speed while 4 actors were killed, and never restarted."
     text = "\n".join(lines)
-    for part in ("1,000", "900", "kills: 4 in 2 rounds", "about 1,200, 0.4 % of what", "learner restarts: 0"):
+    for part in ("1,200", "900", "800", "kills: 4 in 2 rounds", "about 1,200, 0.4 %", "learner restarts: 0"):
         assert part in text
     assert "restarted 2 times" in report(learner_restarts=2).sentence()
     assert report(ended="You ended it.").sentence().endswith("You ended it.")
     assert "Nothing was killed" in report(kills=0).sentence()
-    unknown = report(chaos=Window(300, 900, None, None, None), calm=Window(30, 0, None, None, None))
+    assert "after" not in "".join(report(after=None).lines())
+    idle = Window(30, 0, None, None, None)
+    unknown = report(chaos=Window(300, 900, None, None, None), before=idle, after=idle)
     assert (unknown.kept, unknown.lost_share, unknown.keeps(0.1)) == (None, None, False)
     assert "no speed to compare with" in unknown.sentence()
     assert unknown.lines()
@@ -139,7 +143,9 @@ def test_the_report_is_plain() -> None:
 def test_the_record_is_json() -> None:
     found = json.loads(json.dumps(report().record()))
     assert (found["kept"], found["kills"], found["learner_restarts"]) == (0.9, 4, 0)
-    assert found["calm"]["learner_steps_per_s"] == 1000
+    assert found["before"]["learner_steps_per_s"] == 1200
+    assert found["after"]["learner_steps_per_s"] == 800
+    assert report(after=None).record()["after"] is None
     assert found["ended_early"] is None
 
 
