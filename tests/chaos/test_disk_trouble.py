@@ -119,9 +119,9 @@ def test_a_disk_that_refuses(tmp_path: Path, kind: str, durability: str) -> None
             assert verdict.clean
         reason = why(OSError(story.disk.errno, ""))
         assert reason in story.reason
-        # Small records may still fit when the first large one does not: then there is trouble twice. Each time
-        # one line says that it began, perhaps one that a file is given up, and one that it is over: none is
-        # written at every attempt.
+        # Small records may still fit when the first large one does not: then there is trouble twice. Each
+        # time a line says that it began, perhaps one that a file is given up, and one that it is over: none
+        # is written at every attempt.
         text = story.disk.shard.log
         assert 1 <= text.count("cannot write: ") == text.count("writes again") <= 3
         assert text.count(reason) <= 2 * text.count("cannot write: ")
