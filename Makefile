@@ -7,8 +7,9 @@ STAMP := $(VENV)/.installed
 STAMP_ALL := $(VENV)/.installed-all
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
-# Tests at a time; those that measure pauses run alone.
+# Tests at a time; those of one server wait more than they work, and those that measure pauses run alone.
 JOBS ?= 2
+SERVICE_JOBS ?= 3
 comma := ,
 # Tests of one file share servers: they stay together and in order.
 BY_FILE := --numprocesses $(JOBS) --dist loadfile
@@ -75,7 +76,7 @@ unit: setup-all ## Tests without sockets
 	$(PYTEST) -q $(BY_FILE) tests/unit
 
 service: setup-all ## Tests of one real server with its real client
-	$(PYTEST) -q $(BY_FILE) tests/service
+	$(PYTEST) -q $(BY_FILE) --numprocesses $(SERVICE_JOBS) tests/service
 
 tools: setup ## Prometheus and promtool for the tests, in .venv/tools; no root, no service
 	@$(BIN)/python scripts/tools.py
