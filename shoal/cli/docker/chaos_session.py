@@ -126,7 +126,7 @@ class Session:
         finally:
             self._storm.end(time.monotonic())
         after = None
-        if not ended:
+        if not ended and not self._interrupt.is_set:
             self._until_at_work(num_actors)
             after = self._calm(calm_s, "after")
         self._containers = self._project.containers()
