@@ -64,6 +64,10 @@ class UnavailableError(ShoalError):
     """The peer is away or draining. Retry, there or at a replica."""
 
 
+class StreamEndedError(UnavailableError):
+    """A write found that the peer had ended the stream; why is not known."""
+
+
 class NonFiniteError(UserError):
     """NaN or infinity in losses, gradients or weights: training cannot go on."""
 

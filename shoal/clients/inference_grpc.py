@@ -20,18 +20,13 @@ from shoal.errors import InvalidArgumentError, LimitError, ShoalError, Unavailab
 from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
-from shoal.rpc.status import from_rpc_error
+from shoal.rpc.status import STREAM_ENDED, from_rpc_error, opened
 from shoal.v1 import inference_service_pb2 as pb
 from shoal.v1 import inference_service_pb2_grpc as pb_grpc
 from shoal.wire import array_spec_from_proto, spec_to_proto
 
 # How long a closed stream may take to end in good order before it is cut.
 _CLOSE_S = 1.0
-
-_ENDED = "the stream has ended: open a new one"
-
-# What gRPC puts over the server's own status when a write finds that the stream has just ended.
-_WRITE_FAILED = "Internal error from Core"
 
 
 class GrpcInferenceClient:
@@ -45,6 +40,9 @@ class GrpcInferenceClient:
         self._max_bytes = limits.max_tensor_bytes
 
     async def open(self, hello: ActHello) -> ActStream:
+        return await opened(lambda: self._open(hello))
+
+    async def _open(self, hello: ActHello) -> ActStream:
         call = self._stub.Act()
         response = await _exchange(call, _hello_to_proto(hello))
         if not response.HasField("welcome"):
@@ -81,7 +79,7 @@ class _GrpcActStream:
         self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
     ) -> ActReply:
         if self._ended:
-            raise UnavailableError(_ENDED)
+            raise UnavailableError(STREAM_ENDED)
         self._write_observation(observation)
         self._write_first(first)
         self._step.starts_unroll = starts_unroll
@@ -124,7 +122,7 @@ async def _exchange(call: Any, request: pb.ActRequest) -> pb.ActResponse:
         await call.write(request)
         response = await call.read()
     except grpc.aio.AioRpcError as error:
-        raise _meaning(error) from None
+        raise from_rpc_error(error) from None
     except asyncio.InvalidStateError:
         raise await _ending(call) from None
     except asyncio.CancelledError:
@@ -132,26 +130,20 @@ async def _exchange(call: Any, request: pb.ActRequest) -> pb.ActResponse:
         if task is not None and task.cancelling():
             raise
         # gRPC also raises this when it was the call that somebody cancelled, not the caller.
-        raise UnavailableError(_ENDED) from None
+        raise UnavailableError(STREAM_ENDED) from None
     if response is grpc.aio.EOF:
         raise await _ending(call)
     reply: pb.ActResponse = response
     return reply
 
 
-def _meaning(error: grpc.aio.AioRpcError) -> ShoalError:
-    if error.code() is grpc.StatusCode.INTERNAL and error.details() == _WRITE_FAILED:
-        return UnavailableError(_ENDED)
-    return from_rpc_error(error)
-
-
 async def _ending(call: Any) -> ShoalError:
     """Why a finished call is finished."""
     code, details = await call.code(), await call.details()
     if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
-        return UnavailableError(_ENDED)
+        return UnavailableError(STREAM_ENDED)
     metadata = await call.initial_metadata(), await call.trailing_metadata()
-    return _meaning(grpc.aio.AioRpcError(code, *metadata, details))
+    return from_rpc_error(grpc.aio.AioRpcError(code, *metadata, details))
 
 
 def _hello_to_proto(hello: ActHello) -> pb.ActRequest:

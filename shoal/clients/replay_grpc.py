@@ -31,7 +31,7 @@ from shoal.errors import InvalidArgumentError, ShoalError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, ArraySpec, Item, Life, Transitions
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
-from shoal.rpc.status import from_rpc_error
+from shoal.rpc.status import from_rpc_error, opened
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
 from shoal.wire import array_spec_to_proto, columns_from_proto, episode_from_proto
@@ -64,9 +64,12 @@ class GrpcReplayClient:
             table=table,
             declared=[array_spec_to_proto(spec) for spec in declared],
         )
+        return await opened(lambda: self._open_append(pb.AppendRequest(hello=hello)))
+
+    async def _open_append(self, hello: pb.AppendRequest) -> AppendStream:
         stream = _GrpcAppendStream(self._stub.Append())
         try:
-            await stream.start(pb.AppendRequest(hello=hello))
+            await stream.start(hello)
         except BaseException:
             await stream.close()
             raise

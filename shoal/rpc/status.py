@@ -9,11 +9,12 @@ Handlers are coroutines (`await context.read()`, `await context.write()`), never
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -26,6 +27,7 @@ from shoal.errors import (
     ProtocolVersionError,
     ResourceExhaustedError,
     ShoalError,
+    StreamEndedError,
     UnauthenticatedError,
     UnavailableError,
     UserError,
@@ -38,8 +40,17 @@ ERROR_KEY = "shoal-error"
 MAX_ASCII_DETAILS = 2000
 MAX_OTHER_DETAILS = 500
 
+STREAM_ENDED = "the stream has ended: open a new one"
+
+# What gRPC puts over the server's own status, for good, when a write finds that the stream has just ended.
+_WRITE_FAILED = "Internal error from Core"
+
+# Writes that cross a refusal are rare: one of three openings shows the reason.
+_OPENINGS = 3
+
 log = logging.getLogger(__name__)
 
+StreamT = TypeVar("StreamT")
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 
 # A class not listed has the code of its nearest listed base.
@@ -84,12 +95,22 @@ def from_rpc_error(error: grpc.RpcError) -> ShoalError:
     call: Any = error
     code: grpc.StatusCode = call.code()
     details = call.details() or "no details"
+    if code is grpc.StatusCode.INTERNAL and details == _WRITE_FAILED:
+        return StreamEndedError(STREAM_ENDED)
     named = _BY_NAME.get(_error_name(call.trailing_metadata()))
     # The name comes off the network: it counts only if it fits the code.
     if named is not None and _code_of(named) is code:
         return named(details)
     found = _CLASSES.get(code, UnavailableError)
     return found(f"{details} ({code.name})")
+
+
+async def opened(open_stream: Callable[[], Awaitable[StreamT]]) -> StreamT:
+    """A stream whose hello is written: tried again at once while gRPC hides why the server refuses it."""
+    for _ in range(_OPENINGS - 1):
+        with contextlib.suppress(StreamEndedError):
+            return await open_stream()
+    return await open_stream()
 
 
 def wrap_handler(

@@ -36,6 +36,7 @@ TABLES = {
     "pairs": {"kind": "sequence", "alpha": 1.0, "unrolls": 2},
     "strict": {"kind": "transition"},
     "empty": {"kind": "sequence"},
+    "weighted": {"kind": "transition", "alpha": 1.0},
 }
 TOKEN = "a-token-of-at-least-some-length"
 
@@ -264,8 +265,10 @@ def test_settings_out_of_bounds_are_the_callers_mistake(client: ReplayClient) ->
         client.writer("steps", max_unacked_items=0)
     with pytest.raises(UserError, match="batch_size 0"):
         client.sampler("steps", 0)
+    with client.writer("weighted") as writer:
+        writer.append(columns(1))
     with (
-        client.sampler("steps", 1, beta=anneal(2.0, 3.0, 10)) as sampler,
+        client.sampler("weighted", 1, beta=anneal(2.0, 3.0, 10)) as sampler,
         pytest.raises(UserError, match="beta"),
     ):
         next(sampler)

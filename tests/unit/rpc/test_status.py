@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 
 import grpc
@@ -9,8 +10,8 @@ import pytest
 from grpc.aio import AioRpcError, Metadata
 
 from shoal import errors
-from shoal.errors import ShoalError, UnavailableError, UserError
-from shoal.rpc.status import ERROR_KEY, from_rpc_error, to_status, wrap_handler
+from shoal.errors import ShoalError, StreamEndedError, UnauthenticatedError, UnavailableError, UserError
+from shoal.rpc.status import ERROR_KEY, STREAM_ENDED, from_rpc_error, opened, to_status, wrap_handler
 
 CLASSES = [
     value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, ShoalError)
@@ -58,6 +59,28 @@ def test_a_status_of_another_program_becomes_a_user_error_or_unavailable(code: g
 @pytest.mark.parametrize("name", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN", "INTERNAL"])
 def test_what_may_pass_is_unavailable(name: str) -> None:
     assert type(from_rpc_error(_rpc_error(grpc.StatusCode[name]))) is UnavailableError
+
+
+def test_a_write_that_crosses_the_end_of_the_stream_has_a_class_of_its_own() -> None:
+    back = from_rpc_error(_rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core"))
+    assert type(back) is StreamEndedError
+    assert str(back) == STREAM_ENDED
+
+
+@pytest.mark.parametrize(
+    ("hidden", "outcome"), [(0, UnauthenticatedError), (2, UnauthenticatedError), (3, StreamEndedError)]
+)
+def test_a_hidden_reason_is_asked_for_again_but_not_for_ever(hidden: int, outcome: type[Exception]) -> None:
+    calls = 0
+
+    async def open_stream() -> None:
+        nonlocal calls
+        calls += 1
+        raise StreamEndedError(STREAM_ENDED) if calls <= hidden else UnauthenticatedError("wrong token")
+
+    with pytest.raises(outcome):
+        asyncio.run(opened(open_stream))
+    assert calls == min(hidden + 1, 3)
 
 
 @pytest.mark.parametrize("name", ["SpecMismatchError", "SystemExit", "log", "UserError\n"])
