@@ -7,6 +7,9 @@ ends it with a traceback and exit code 1. `shoal.rpc.status` maps these to gRPC 
 
 from __future__ import annotations
 
+# What whoever uses a stream that is over is told, by clients and servers.
+STREAM_ENDED = "the stream has ended: open a new one"
+
 
 class ShoalError(Exception):
     """Base of every error raised on purpose."""

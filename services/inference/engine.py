@@ -28,6 +28,7 @@ from shoal.clients.inference import ActHello, ActReply, ActWelcome
 from shoal.config.network import PolicySection
 from shoal.config.tree import InferenceSection
 from shoal.errors import (
+    STREAM_ENDED,
     FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
@@ -148,7 +149,7 @@ class Engine:
     ) -> ActReply:
         state = self._sessions.get(session)
         if state is None or self._closed:
-            raise UnavailableError("the stream has ended: open a new one")
+            raise UnavailableError(STREAM_ENDED)
         if state.waiter is not None:
             raise FailedPreconditionError("a second step while one is in flight: wait for its actions first")
         try:
@@ -174,7 +175,7 @@ class Engine:
     def disconnect(self, session: int) -> None:
         state = self._sessions.pop(session, None)
         if state is not None:
-            state.fail("the stream has ended: open a new one")
+            state.fail(STREAM_ENDED)
             self._seats.give_back(state.num_envs)
             self._count_slots(-state.num_envs)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from services.inference.engine import Engine
 from shoal.clients.inference import ActHello, ActReply, ActWelcome
-from shoal.errors import FailedPreconditionError, UnavailableError
+from shoal.errors import STREAM_ENDED, FailedPreconditionError, UnavailableError
 from shoal.records import Columns
 
 
@@ -60,7 +60,7 @@ class Engines:
     ) -> Coroutine[Any, Any, ActReply]:
         engine = self._of_session.get(session)
         if engine is None:
-            raise UnavailableError("the stream has ended: open a new one")
+            raise UnavailableError(STREAM_ENDED)
         return engine.act(session, observation, first, starts_unroll, min_version)
 
     def disconnect(self, session: int) -> None:

@@ -16,11 +16,11 @@ import numpy as np
 from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, sent_states
 from shoal.clients.stream_tensors import ColumnsReader, ColumnsWriter, TensorWriter
 from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
-from shoal.errors import InvalidArgumentError, LimitError, ShoalError, UnavailableError
+from shoal.errors import STREAM_ENDED, InvalidArgumentError, LimitError, ShoalError, UnavailableError
 from shoal.records import PROTOCOL_VERSION, Columns
 from shoal.rpc.addresses import Address
 from shoal.rpc.channel import open_channel
-from shoal.rpc.status import STREAM_ENDED, from_rpc_error, opened
+from shoal.rpc.status import from_rpc_error, opened
 from shoal.v1 import inference_service_pb2 as pb
 from shoal.v1 import inference_service_pb2_grpc as pb_grpc
 from shoal.wire import array_spec_from_proto, spec_to_proto

@@ -10,7 +10,7 @@ import weakref
 import numpy as np
 
 from shoal.clients.inference import ActHello, ActReply, ActStream, ActWelcome, InferenceBackend
-from shoal.errors import UnavailableError
+from shoal.errors import STREAM_ENDED, UnavailableError
 from shoal.records import Columns
 
 
@@ -48,7 +48,7 @@ class _InProcessStream:
         self, observation: Columns, first: np.ndarray, starts_unroll: bool = False, min_version: int = 0
     ) -> ActReply:
         if self._ended:
-            raise UnavailableError("the stream has ended: open a new one")
+            raise UnavailableError(STREAM_ENDED)
         try:
             return await self._backend.act(self._session, observation, first, starts_unroll, min_version)
         except BaseException:

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 
 from shoal import errors
 from shoal.errors import (
+    STREAM_ENDED,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
@@ -39,8 +40,6 @@ ERROR_KEY = "shoal-error"
 # ASCII, at up to four bytes, and control characters travel as three characters per byte.
 MAX_ASCII_DETAILS = 2000
 MAX_OTHER_DETAILS = 500
-
-STREAM_ENDED = "the stream has ended: open a new one"
 
 # What gRPC puts over the server's own status, for good, when a write finds that the stream has just ended.
 _WRITE_FAILED = "Internal error from Core"

@@ -10,8 +10,15 @@ import pytest
 from grpc.aio import AioRpcError, Metadata
 
 from shoal import errors
-from shoal.errors import ShoalError, StreamEndedError, UnauthenticatedError, UnavailableError, UserError
-from shoal.rpc.status import ERROR_KEY, STREAM_ENDED, from_rpc_error, opened, to_status, wrap_handler
+from shoal.errors import (
+    STREAM_ENDED,
+    ShoalError,
+    StreamEndedError,
+    UnauthenticatedError,
+    UnavailableError,
+    UserError,
+)
+from shoal.rpc.status import ERROR_KEY, from_rpc_error, opened, to_status, wrap_handler
 
 CLASSES = [
     value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, ShoalError)
