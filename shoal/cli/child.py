@@ -113,8 +113,10 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         """Signals the process, if it lives."""
         if self._process is not None:
+            # Not by `send_signal`: before Python 3.13 it may collect the exit code of a process that ends
+            # in this moment, and `ended` would return 255 for it.
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                os.kill(self._process.pid, number)
 
     def stop(self) -> None:
         """Asks the process to drain; it will not be started again."""
