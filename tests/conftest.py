@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -42,7 +43,8 @@ def _no_process_left_behind() -> Iterator[None]:
     lines = [line for child in left if (line := _running(child)) is not None]
     for child in left:
         if _running(child) is not None:
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
     assert not lines, "the test left processes running: " + "; ".join(lines)
 
 

@@ -6,6 +6,7 @@ Everything here is done from outside, by pid or by path; what can only be done i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import psutil
 
-from shoal.journal.reader import SEGMENT_SUFFIX
+from shoal.journal.events import TableState
+from shoal.journal.reader import SEGMENT_SUFFIX, Entry, read_segment
 from tests.service.replay_server import ROOT, ShardProcess
 
 # More rounds find more: see README.md.
@@ -79,6 +81,18 @@ class VictimShard(ShardProcess):
 def files_of(directory: Path) -> list[Path]:
     """The segment files of the table that are there; not a lock, nor a file that is not finished."""
     return sorted(directory.glob(f"*/*{SEGMENT_SUFFIX}"))
+
+
+def table_states(directory: Path) -> list[tuple[float, TableState]]:
+    """The snapshots in these files, and when each was complete (`time.time`); the newest first."""
+    found = []
+    for path in reversed(files_of(directory)):
+        # Anything may be deleted meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            first = next(read_segment(path), None)
+            if isinstance(first, Entry) and isinstance(first.record, TableState):
+                found.append((path.stat().st_mtime, first.record))
+    return found
 
 
 def frozen_copy(shard: VictimShard, directory: Path, to: Path) -> None:

@@ -16,7 +16,7 @@ from shoal.clients.replay_shard import Append, Outcome
 from shoal.journal import framing
 from shoal.records import Life
 from tests.chaos.damage import Damage, copy_of, every_percent
-from tests.chaos.faults import VictimShard, files_of
+from tests.chaos.faults import VictimShard, files_of, table_states
 from tests.chaos.model import AckedLog, StoredItem
 from tests.chaos.run import holds, run
 from tests.chaos.traffic import Samplers, Writers, client_of, payload
@@ -75,6 +75,11 @@ class Origin:
     whole: Items
 
 
+def has_all(shard: VictimShard, num_items: int) -> bool:
+    """Whether a snapshot was taken since the last item came."""
+    return any(len(state.keys) >= num_items for _, state in table_states(shard.data))
+
+
 @pytest.fixture(scope="module")
 def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Origin]:
     async def make(mode: str) -> Origin:
@@ -84,8 +89,8 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Origin]:
             async with Writers(shard.address, log) as writers, Samplers(shard.address, pause_s=0.02):
                 await until(lambda: holds(len(log.acked) >= NUM_APPENDS))
                 await writers.pause()
-            # Time for a snapshot; it matters little whether there was one.
-            await asyncio.sleep(0.3 if mode == "snapshots" else 0.0)
+            if mode == "snapshots":
+                await until(lambda: holds(has_all(shard, len(log.acked))))
             shard.kill()
         whole, lines = await recovered(shard.data)
         assert len(whole) >= NUM_APPENDS

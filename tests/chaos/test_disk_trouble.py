@@ -47,7 +47,7 @@ class Story:
     def __init__(self, tmp_path: Path, disk: Disk) -> None:
         self.disk = disk
         self.log = AckedLog()
-        self.reason = ""
+        self.reasons: set[str] = set()
         self.num_sampled_meanwhile = 0
         self._tmp_path = tmp_path
         self._then = AckedLog()
@@ -84,7 +84,7 @@ class Story:
         """In statistics and metrics alike."""
         async with client_of(self.disk.shard.address) as client:
             reason = (await stats_of(client)).degraded
-        self.reason = reason or self.reason
+        self.reasons |= {reason} - {""}
         metric = await asyncio.to_thread(scraped, self.disk.shard, DEGRADED_METRIC)
         return bool(reason) is expected and metric == expected
 
@@ -111,14 +111,16 @@ def test_a_disk_that_refuses(tmp_path: Path, kind: str, durability: str) -> None
         await story.live_through()
         then, finally_ = await story.verdicts()
         print(
-            f"{kind}, {durability}: {story.reason!r}; sampled meanwhile {story.num_sampled_meanwhile}; "
+            f"{kind}, {durability}: {sorted(story.reasons)}; "
+            f"sampled meanwhile {story.num_sampled_meanwhile}; "
             f"killed then: {then}; killed at the end: {finally_}"
         )
         for verdict in (then, finally_):
             assert verdict.num_lost == 0
             assert verdict.clean
         reason = why(OSError(story.disk.errno, ""))
-        assert reason in story.reason
+        # Beside it perhaps that the disk is slow.
+        assert any(reason in shown for shown in story.reasons)
         # Small records may still fit when the first large one does not: then there is trouble twice. Each
         # time a line says that it began, perhaps one that a file is given up, and one that it is over: none
         # is written at every attempt.
@@ -137,7 +139,7 @@ def test_control_acks_that_do_not_wait_for_the_disk_are_lost_with_it(tmp_path: P
         story = Story(tmp_path, LimitedFiles(tmp_path, {"durability": "memory", "snapshot_every_s": 0.1}))
         await story.live_through()
         then, finally_ = await story.verdicts()
-        print(f"control, memory: {story.reason!r}; killed then: {then}; killed at the end: {finally_}")
+        print(f"control, memory: {sorted(story.reasons)}; killed then: {then}; killed at the end: {finally_}")
         assert then.num_lost > 0
 
     run(test)

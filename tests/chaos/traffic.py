@@ -28,6 +28,7 @@ from shoal.rpc.addresses import Address, AddressBook
 from shoal.v1 import trajectory_pb2
 from shoal.wire import encode_trajectory
 from tests.chaos.model import AckedLog, StoredItem
+from tests.chaos.run import holds
 from tests.chaos.validate import TABLE
 from tests.service.replay_server import OPEN, until
 
@@ -232,6 +233,12 @@ class Samplers:
         await self._client.close()
         if isinstance(ended, Exception):
             raise ended
+
+    async def run_dry(self) -> None:
+        """Until there is nothing more to get: a request made from now on was answered with nothing."""
+        empty = self.num_empty
+        # Answers come in the order of the requests, and so many of them are on their way.
+        await until(lambda: holds(self.num_empty > empty + self._prefetch))
 
     def reset_gap(self) -> None:
         self.longest_gap_s = self._last = 0.0

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = "SHOAL_TEST_MARK"
 # A loaded machine takes long to import torch four times; tests wait for conditions, this only ends a hang.
 PATIENCE_S = 110.0
+# The same for a whole run.
+RUN_PATIENCE_S = 300.0
 
 
 class ShoalProcess:
@@ -62,7 +64,7 @@ class ShoalProcess:
         return self.stderr_file.read_text()
 
     def wait(self) -> int:
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(RUN_PATIENCE_S)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -143,7 +145,7 @@ def shoal(
 def trained(cwd: Path, preset: str, *arguments: str) -> dict[str, Any]:
     """The result of a whole run, in `run`, which must end well by itself."""
     with shoal("train", preset, *arguments, "--run-dir", "run", cwd=cwd) as run:
-        assert run.process.wait(300) == 0, f"{run.stdout}\n{run.stderr}"
+        assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
         run.assert_nothing_left()
     result = RunDir(cwd / "run").read_result()
     print(f"{preset}: {result['mean_return']:.2f} after {result['env_steps']:,} steps ({result['reason']})")

@@ -59,9 +59,11 @@ async def answering(answer: bytes | None) -> AsyncIterator[str]:
 
 
 def ask(answer: bytes | None) -> str:
+    timeout_s = 0.3 if answer is None else 60.0
+
     async def run() -> str:
         async with answering(answer) as address:
-            return await fetch(address, timeout_s=0.3)
+            return await fetch(address, timeout_s=timeout_s)
 
     return asyncio.run(run())
 

@@ -12,10 +12,12 @@ from tests.e2e.cli_process import shoal
 
 SMALL = ("--envs-per-actor", "16", "--set", "learner.batch_envs=8", "--run-dir", "run")
 STALL = "learner.guards.throughput_stall"
+# Longer than a busy machine keeps an actor that is well from handing over.
+NO_BATCH = ("--set", f"{STALL}.no_batch_s=5")
 
 
 def test_a_frozen_actor_is_told_and_forgotten_when_it_goes_on(tmp_path: Path) -> None:
-    with shoal("train", "cartpole", *SMALL, "--set", f"{STALL}.no_batch_s=2", cwd=tmp_path) as run:
+    with shoal("train", "cartpole", *SMALL, *NO_BATCH, cwd=tmp_path) as run:
         run.until_training()
         actor = run.pid_of("actor")
         os.kill(actor, signal.SIGSTOP)
@@ -33,12 +35,15 @@ def test_a_frozen_actor_is_told_and_forgotten_when_it_goes_on(tmp_path: Path) ->
     assert any(said in event.text for event in events)
     assert any(sample.guards == ["throughput_stall"] for sample in samples)
     assert "guard throughput_stall" in run_dir.report.read_text()
-    assert run_dir.read_result()["guards"] == {"throughput_stall": 1}
+    # Once more if the actor takes long to stop: the learner goes after it.
+    guards = run_dir.read_result()["guards"]
+    assert set(guards) == {"throughput_stall"}
+    assert guards["throughput_stall"] >= 1
 
 
 def test_a_guard_that_is_set_to_stop_ends_the_run_with_its_reason(tmp_path: Path) -> None:
-    stop = ("--set", f"{STALL}.no_batch_s=2", "--set", f"{STALL}.action=stop")
-    with shoal("train", "cartpole", *SMALL, *stop, cwd=tmp_path) as run:
+    stop = ("--set", f"{STALL}.action=stop")
+    with shoal("train", "cartpole", *SMALL, *NO_BATCH, *stop, cwd=tmp_path) as run:
         run.until_training()
         actor = run.pid_of("actor")
         os.kill(actor, signal.SIGSTOP)

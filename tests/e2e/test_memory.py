@@ -62,29 +62,48 @@ def test_an_actor_that_comes_back_twenty_times_leaves_nothing_on_the_server(tmp_
         num_rows = 0.0
         for life in range(21):
             run.start("actor-0")
-            sessions, slots, num_rows = until_acting(run, address, num_rows)
+            sessions, slots = until_acting(run, address, num_rows)
             assert (sessions, slots) == (2, NUM_ENVS), f"life {life} found other streams"
             memory.append(server.memory_info().rss / 2**20)
             run.kill("actor-0")
+            num_rows = until_alone(run, address)
     print("MiB of the server after each life:", *(f"{value:.1f}" for value in memory))
     # The first lives warm up what is kept for good.
     assert memory[-1] - memory[4] < 16
 
 
-def until_acting(run: Programs, address: str, num_rows: float) -> tuple[float, float, float]:
-    """Sessions, slots and rows of the server once it has answered some unrolls of the new actor."""
+def until_acting(run: Programs, address: str, num_rows: float) -> tuple[float, float]:
+    """Sessions and slots of the server once it has answered some unrolls of both groups of the new actor."""
     found = (0.0, 0.0, 0.0)
 
     def acting() -> bool:
         nonlocal found
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            metrics = parse(answer.read().decode())
-        found = (
-            total(metrics, "shoal_inference_sessions") or 0.0,
-            total(metrics, "shoal_inference_env_slots") or 0.0,
-            total(metrics, "shoal_inference_rows_total") or 0.0,
-        )
-        return found[2] > num_rows + 100 * NUM_ENVS
+        found = streams_of(address)
+        return found[0] >= 2 and found[2] > num_rows + 100 * NUM_ENVS
 
     run.until(acting, "answers to the new actor")
-    return found
+    return found[:2]
+
+
+def until_alone(run: Programs, address: str) -> float:
+    """The rows of the server once it has noticed that the actor is gone."""
+    found = (0.0, 0.0, 0.0)
+
+    def alone() -> bool:
+        nonlocal found
+        found = streams_of(address)
+        return found[:2] == (0, 0)
+
+    run.until(alone, "end of the streams of an actor that was killed")
+    return found[2]
+
+
+def streams_of(address: str) -> tuple[float, float, float]:
+    """Sessions, slots and rows of the server."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        metrics = parse(answer.read().decode())
+    return (
+        total(metrics, "shoal_inference_sessions") or 0.0,
+        total(metrics, "shoal_inference_env_slots") or 0.0,
+        total(metrics, "shoal_inference_rows_total") or 0.0,
+    )
