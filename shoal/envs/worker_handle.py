@@ -29,6 +29,8 @@ from shoal.envs.worker_process import (
 
 # What is killed is gone at once, unless the kernel is busy with it.
 _KILL_TIMEOUT_S = 2.0
+# How a worker died is reported by the server that forked it, which may have to wait for its turn.
+_REPORT_TIMEOUT_S = 10.0
 # Waiting is done in pieces of this length.
 _PIECE_S = 1.0
 # Forked by a server process that has none of our event loop, threads and signal handlers; what that
@@ -89,9 +91,11 @@ class Worker:
 
     def death(self) -> str:
         """How it died, in words that continue a sentence."""
-        self.process.join(_KILL_TIMEOUT_S)
+        self.process.join(_REPORT_TIMEOUT_S)
         code = self.process.exitcode
-        if code is not None and code < 0:
+        if code is None:
+            return "died, and nobody knows how"
+        if code < 0:
             return f"died of signal {-code} ({signal.strsignal(-code)})"
         return f"died with exit code {code}"
 

@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -77,9 +77,11 @@ class Pod:
         """Everything in it at once, as when its node is gone."""
         assert self.process is not None
         if self.process.returncode is None:
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                child.kill()
-            self.process.kill()
+            # It may be over by now.
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                for child in psutil.Process(self.process.pid).children(recursive=True):
+                    child.kill()
+                self.process.kill()
 
 
 @asynccontextmanager

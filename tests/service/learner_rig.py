@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,9 +111,11 @@ class Program:
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
             # Those of a launcher too: they would keep stderr open.
-            for child in psutil.Process(self.process.pid).children():
-                child.kill()
-            self.process.kill()
+            # It may be over by now.
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                for child in psutil.Process(self.process.pid).children():
+                    child.kill()
+                self.process.kill()
             await self.process.communicate()
 
     def terminate(self) -> None:

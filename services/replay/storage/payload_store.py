@@ -213,6 +213,9 @@ class PayloadStore:
     def _has_read(self, reading: asyncio.Future[list[bytes | None]]) -> None:
         del self._reading[reading]
         self._threads.release()
+        # Whoever waited may have gone; the reader has told of it.
+        if not reading.cancelled():
+            reading.exception()
 
     def _drop_oldest(self) -> None:
         if self._max_ram_bytes is None:
@@ -305,6 +308,9 @@ class _Reader:
     def _failed(self, number: int, path: Path, error: OSError) -> None:
         reason = f"cannot read {path}: {error.strerror or error}"
         with self._lock:
+            if number in self._deleted:
+                # Nobody waits for it any more, and no later read would take the failure back.
+                return
             is_first = not self._failures
             self._failures[number] = reason
             # To be opened anew: a descriptor may be the very thing that is out of order.

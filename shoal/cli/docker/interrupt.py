@@ -5,8 +5,9 @@ A second one ends at once. Main thread only.
 
 from __future__ import annotations
 
+import os
+import select
 import signal
-import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -18,10 +19,11 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self._event = threading.Event()
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        # Not an event: its lock may be held by the very code that a handler interrupts.
+        self._wakes, self._wake = os.pipe()
         for number in SIGNALS:
             # Whoever had a signal ignored, as `nohup` does, meant it.
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -33,10 +35,12 @@ class Interrupt:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        os.close(self._wake)
+        os.close(self._wakes)
 
     @property
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self.number is not None
 
     @property
     def exit_code(self) -> int:
@@ -45,10 +49,11 @@ class Interrupt:
 
     def wait(self, seconds: float) -> bool:
         """Returns early, and True, if the user wants to end."""
-        return self._event.wait(max(seconds, 0.0))
+        select.select([self._wakes], [], [], max(seconds, 0.0))
+        return self.is_set
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._event.is_set():
+        if self.number is not None:
             raise KeyboardInterrupt
         self.number = number
-        self._event.set()
+        os.write(self._wake, b"!")

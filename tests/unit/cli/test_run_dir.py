@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import time
 from pathlib import Path
@@ -61,6 +62,7 @@ def test_a_lock_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     run_dir = RunDir(tmp_path)
+    gc.collect()  # what the tests before left with their exceptions
     fds = os.listdir("/proc/self/fd")
     with monkeypatch.context() as disk:
         disk.setattr(os, "write", full)

@@ -187,6 +187,8 @@ def test_back_pressure_reaches_the_source() -> None:
         task = asyncio.create_task(rig.prefetcher.run())
         first = await rig.take()
         second = await rig.take()
+        while rig.source.num_taken < 3:
+            await asyncio.sleep(0.001)
         assert await asyncio.to_thread(rig.ring.take_ready, 0.05) is None
         assert rig.source.num_taken == 3
         rig.ring.release(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
+import numpy.random  # noqa: F401  its objects are not those of a table
 import pytest
 
 from services.replay.sequence_table import SequenceTable

@@ -214,14 +214,18 @@ def test_a_full_disk_takes_writes_again_when_there_is_room(tmp_path: Path) -> No
     async def main() -> None:
         async with running(tmp_path / "t", segment_bytes=1 << 13) as rig:
             rig.files.capacity = 60_000
-            acked: dict[int, bytes] = {}
+            written: dict[int, bytes] = {}
             futures: list[asyncio.Future[None]] = []
             while not rig.journal.degraded:
                 key, data = rig.table.next_key, b"%06d" % rig.table.next_key * 50
                 futures.append(rig.table.insert(data))
+                written[key] = data
                 await asyncio.wait((futures[-1],), timeout=0.05)
-                if futures[-1].done():
-                    acked[key] = data
+            acked = {
+                key: data
+                for (key, data), future in zip(written.items(), futures, strict=True)
+                if future.done()
+            }
             withheld = len(futures) - len(acked)
             found = as_it_is(tmp_path / "t")
             lost = [key for key, data in acked.items() if found.contents.get(key) != data]
@@ -330,7 +334,7 @@ def test_wal_syncs_in_the_background(tmp_path: Path) -> None:
     async def main() -> None:
         async with running(tmp_path / "t", durability="wal", sync_every_s=0.01) as rig:
             await rig.write(b"one")
-            await rig.until(lambda: rig.files.calls["fsync"] >= 1)
+            await rig.until(lambda: rig.table.items[1].payloads[0].is_synced)
             rig.files.fail(errno.EIO, "fsync")
             await rig.write(b"two")
             # The ack of `wal` does not wait for the disk; then the fsync fails, and it is written again.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,3 +138,30 @@ def test_a_file_that_is_gone_is_not_waited_for(rig: Rig, tmp_path: Path) -> None
         assert rig.store.degraded == ""
 
     asyncio.run(main())
+
+
+def test_a_read_that_fails_after_its_file_is_gone_shows_nothing(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever asked for it had to leave without an answer."""
+    begun, may_fail = threading.Event(), threading.Event()
+
+    def open_late(path: Path) -> int:
+        begun.set()
+        may_fail.wait()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def main() -> None:
+        monkeypatch.setattr(rig.files, "open", open_late)
+        while not begun.is_set():
+            assert await rig.sample() == 0
+        for path in list_segments(tmp_path / "t"):
+            rig.store.segment_deleted(int(path.stem))
+        may_fail.set()
+        while rig.store._reading:
+            await asyncio.sleep(0.001)
+        assert rig.store.degraded == ""
+
+    asyncio.run(main())
+    gc.collect()
+    assert caplog.text == ""
