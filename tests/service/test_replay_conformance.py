@@ -132,8 +132,10 @@ def test_a_sample_waits_for_an_insert_or_its_timeout(check: Check) -> None:
         await stored(client, kind.append(0, 7))
         assert kind.numbers(await waiting) == [7]
         (stats,) = await client.stats()
-        assert (stats.num_sample_timeouts, stats.num_samples, stats.num_sample_waits) == (1, 1, 2)
-        assert stats.sample_wait_s >= 0.04
+        assert (stats.num_sample_timeouts, stats.num_samples) == (1, 1)
+        # The first does not wait if its time was over before its turn came.
+        assert 1 <= stats.num_sample_waits <= 2
+        assert stats.sample_wait_s > 0
 
     check(test)
 
