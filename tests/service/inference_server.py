@@ -36,7 +36,8 @@ from tests.unit.inference.tracer import POLICY
 
 ROOT = Path(__file__).parents[2]
 LIMITS = LimitsSection()
-RPC = RpcSection(max_backoff_s=0.2, keepalive_s=1.0, keepalive_timeout_s=1.0)
+# A process that is not scheduled for seconds is not gone.
+RPC = RpcSection(max_backoff_s=0.2, keepalive_timeout_s=20.0)
 OPEN = SecuritySection()
 PATIENCE_S = 60.0
 

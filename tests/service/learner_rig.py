@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load
 
 from shoal.clients.replay_grpc import GrpcReplayClient
-from shoal.clients.replay_shard import Append
+from shoal.clients.replay_shard import Append, AppendStream
 from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
@@ -66,6 +66,15 @@ def payload(
             (Episode(episode_return, 5),) * 3,
         )
     )
+
+
+async def opened(client: GrpcReplayClient, table: str) -> AppendStream:
+    """Once the shard is there."""
+    while True:
+        try:
+            return await client.open_append(Life("actor-1", "run-1"), table)
+        except UnavailableError:
+            await asyncio.sleep(0.05)
 
 
 class Program:
@@ -205,7 +214,7 @@ class Rig:
     async def append(self, *payloads: bytes, side: Side | None = None) -> None:
         side = side or self.only
         client = GrpcReplayClient(Address(self.replay_address), SECURITY, LIMITS, RPC)
-        stream = await client.open_append(Life("actor-1", "run-1"), side.table)
+        stream = await opened(client, side.table)
         for data in payloads:
             await stream.send(Append(side.num_sent, (data,), timeout_s=30.0))
             await stream.receive()

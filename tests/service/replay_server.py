@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,8 +19,10 @@ from services.replay.dedup import Dedup
 from services.replay.metrics import ReplayMetrics
 from services.replay.servicer import ReplayServicer
 from services.replay.shard import Shard
+from shoal.clients.replay import ReplayClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_shard import Append, TableStats
+from shoal.clients.replay_stats import ReplayStats
 from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
 from shoal.config.tables import AnyTable, QueueTable
 from shoal.config.tree import ReplaySection
@@ -30,9 +33,18 @@ from shoal.rpc.server import RpcServer
 ROOT = Path(__file__).parents[2]
 LIMITS = LimitsSection()
 # Reconnects and pings as fast as allowed.
-RPC = RpcSection(max_backoff_s=0.2, keepalive_s=1.0, keepalive_timeout_s=1.0)
+# A process that is not scheduled for seconds is not gone.
+RPC = RpcSection(max_backoff_s=0.2, keepalive_timeout_s=20.0)
 OPEN = SecuritySection()
 PATIENCE_S = 60.0
+
+
+def stats_of_all(client: ReplayClient) -> ReplayStats:
+    """A shard that is slow to answer counts as away; waits until none is."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (stats := client.stats()).away:
+        assert time.monotonic() < deadline, stats.away
+    return stats
 
 
 def append_of(sequence: int, *payloads: bytes, timeout_s: float = 0.0) -> Append:

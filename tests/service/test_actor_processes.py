@@ -198,7 +198,9 @@ def test_lives_replicas_shards_and_drain() -> None:
             await until(lambda: len(items) >= 20, "trajectories")
             (first_life,) = {item.life for item in items}
             for shard in ("replay-0", "replay-1"):
-                assert await num_inserted(cluster, shard) > 0
+                async with asyncio.timeout(PATIENCE_S):
+                    while not await num_inserted(cluster, shard):
+                        await asyncio.sleep(0.05)
             for name in ("inference-0", "inference-1"):
                 line = f"acts through {cluster.socket(name)}"
                 await until(lambda line=line: line in cluster.log("actor-0"), f"a group at {name}")

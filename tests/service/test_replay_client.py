@@ -27,7 +27,7 @@ from shoal.errors import (
     UnavailableError,
     UserError,
 )
-from tests.service.replay_server import ROOT, ShardProcess
+from tests.service.replay_server import ROOT, ShardProcess, stats_of_all
 
 TABLES = {
     "train": {"kind": "queue"},
@@ -80,7 +80,7 @@ def test_transitions_are_written_sampled_by_priority_and_updated(client: ReplayC
         for number in range(20):
             writer.append(columns(number), priorities=np.full((4, 3), 1.0 if number % 2 else 3.0))
         writer.append(columns(99, num_envs=None), priorities=[1.0] * 4)
-    total = client.stats().totals["steps"]
+    total = stats_of_all(client).totals["steps"]
     assert (total.kind, total.num_items, total.num_rejected) == ("transition", 244, 0)
     # 10 unrolls of 12 rows with priority 3, 10 with 1, and the last one of 4.
     assert total.priority_mass == 120 * 3 + 120 + 4
@@ -99,10 +99,10 @@ def test_transitions_are_written_sampled_by_priority_and_updated(client: ReplayC
         )
         assert sampler.stats.num_updated <= 244
         assert sampler.stats.num_gone == 0
-    total = client.stats().totals["steps"]
+    total = stats_of_all(client).totals["steps"]
     assert total.num_priorities_updated >= updated
     assert total.priority_mass < 120 * 3
-    assert len(client.stats().shards) == 2
+    assert len(stats_of_all(client).shards) == 2
 
 
 def test_sequences_are_written_for_each_env_and_joined(client: ReplayClient) -> None:
