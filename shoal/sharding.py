@@ -91,6 +91,11 @@ class Link(ABC):
         """The shard answered; `more` answers are due."""
         self._silent_since = self._loop.time() if more else None
 
+    def excuse(self, seconds: float) -> None:
+        """Nobody could be heard for so long: this process stood still."""
+        if self._silent_since is not None:
+            self._silent_since = min(self._silent_since + seconds, self._loop.time())
+
     def silent_for_s(self) -> float:
         """How long an answer has been due that did not come."""
         return 0.0 if self._silent_since is None else self._loop.time() - self._silent_since
@@ -210,9 +215,14 @@ class LinkSet(Generic[LinkT]):
                 del self._links[link.address]
 
     async def _watch_silence(self) -> None:
+        loop, pause_s = asyncio.get_running_loop(), self._silent_after_s / 4
         while True:
-            await asyncio.sleep(self._silent_after_s / 4)
+            due = loop.time() + pause_s
+            await asyncio.sleep(pause_s)
+            # If that took longer, answers may be here that nobody has read yet.
+            late_s = loop.time() - due
             for link in self:
+                link.excuse(late_s)
                 if link.silent_for_s() >= self._silent_after_s + link.bytes_due / SLOWEST_BYTES_PER_S:
                     link.on_silent()
 

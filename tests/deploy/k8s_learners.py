@@ -77,10 +77,12 @@ class Pod:
         """Everything in it at once, as when its node is gone."""
         assert self.process is not None
         if self.process.returncode is None:
-            # It may be over by now.
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            # All may be over by now.
+            with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self.process.pid).children(recursive=True):
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+            with suppress(ProcessLookupError):
                 self.process.kill()
 
 

@@ -120,10 +120,12 @@ class Program:
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
             # Those of a launcher too: they would keep stderr open.
-            # It may be over by now.
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+            # All may be over by now.
+            with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(self.process.pid).children():
-                    child.kill()
+                    with suppress(psutil.NoSuchProcess):
+                        child.kill()
+            with suppress(ProcessLookupError):
                 self.process.kill()
             await self.process.communicate()
 
@@ -292,9 +294,12 @@ async def rig(run_dir: Path, **changes: Any) -> AsyncIterator[Rig]:
         finally:
             for task in following:
                 task.cancel()
-            await asyncio.gather(*following, return_exceptions=True)
+            ends = await asyncio.gather(*following, return_exceptions=True)
             await made.learner.kill()
             await made.replay.kill()
+            for end in ends:
+                if isinstance(end, AssertionError):
+                    raise end
 
 
 @asynccontextmanager

@@ -30,6 +30,7 @@ from services.learner.versions import VersionCounter
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
+from shoal.errors import UnavailableError
 from shoal.policy.network import build_policy
 from shoal.records import DEFAULT_POLICY, Item
 from shoal.rpc.addresses import Address, AddressBook
@@ -182,6 +183,8 @@ async def num_inserted(cluster: Cluster, shard: str) -> int:
     client = GrpcReplayClient(Address(cluster.socket(shard)), config.security, config.limits, config.rpc)
     try:
         return sum(table.num_inserted for table in await client.stats())
+    except UnavailableError:
+        return 0  # it is slow to start
     finally:
         await client.close()
 
@@ -201,9 +204,7 @@ def test_lives_replicas_shards_and_drain() -> None:
                 async with asyncio.timeout(PATIENCE_S):
                     while not await num_inserted(cluster, shard):
                         await asyncio.sleep(0.05)
-            for name in ("inference-0", "inference-1"):
-                line = f"acts through {cluster.socket(name)}"
-                await until(lambda line=line: line in cluster.log("actor-0"), f"a group at {name}")
+            await both_replicas_are_acted_through(cluster)
 
             cluster.processes["actor-0"].kill()
             assert await cluster.exit_code("actor-0") == -signal.SIGKILL
@@ -211,6 +212,7 @@ def test_lives_replicas_shards_and_drain() -> None:
             await until(lambda: items[-1].life != first_life, "a new life")
             second_life = items[-1].life
             assert second_life.actor_id == first_life.actor_id == "actor-0"
+            await both_replicas_are_acted_through(cluster)
 
             await inference_dies_and_returns(cluster, items)
             await what_a_kill_would_lose_is_told(cluster)
@@ -233,6 +235,13 @@ def test_lives_replicas_shards_and_drain() -> None:
 
     with running_cluster() as cluster:
         asyncio.run(story(cluster))
+
+
+async def both_replicas_are_acted_through(cluster: Cluster) -> None:
+    """By the groups of this life of the actor."""
+    for name in ("inference-0", "inference-1"):
+        line = f"acts through {cluster.socket(name)}"
+        await until(lambda line=line: line in cluster.log("actor-0"), f"a group at {name}")
 
 
 async def inference_dies_and_returns(cluster: Cluster, items: list[Item]) -> None:

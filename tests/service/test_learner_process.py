@@ -26,9 +26,10 @@ def test_trains_until_the_steps_are_done(tmp_path: Path) -> None:
     async def body() -> None:
         async with rig(tmp_path / "run", stop={"steps": 200 * TRANSITIONS}) as made:
             announced = await made.learner.start()
+            await made.append(*[payload()] * 6)
+            await made.version_above(5)
+            metrics = await scrape(announced["metrics"])
             async with pumping(made):
-                await made.version_above(5)
-                metrics = await scrape(announced["metrics"])
                 assert await made.exited(made.learner) == 0
             result = made.result()
             print(f"learner: {result}")
@@ -167,6 +168,7 @@ def test_rewards_out_of_range_stop_the_run_and_publish_nothing(tmp_path: Path) -
     async def body() -> None:
         async with rig(tmp_path / "run") as made:
             await made.learner.start()
+            await made.version_above(-1)
             await made.append(payload(), payload(), payload(reward=3e38), payload())
             text = await made.learner.errors()
             assert made.learner.process is not None

@@ -292,7 +292,9 @@ def test_a_ratio_of_samples_to_inserts_makes_either_side_wait(check_sampled: Che
         await stream.send(kind.append(9, 9))
         assert (await stream.receive()).outcome is Outcome.STORED
         (stats,) = await client.stats()
-        assert stats.num_insert_timeouts == outcomes.count(Outcome.TIMED_OUT)
+        # One that is stored, but not yet safe on a busy disk, is pending.
+        late = outcomes.count(Outcome.TIMED_OUT) + outcomes.count(Outcome.PENDING)
+        assert stats.num_insert_timeouts == late
         assert stats.num_sample_timeouts > 0
 
     check_sampled(test, samples_per_insert=1.0, ratio_tolerance=2.0)

@@ -141,7 +141,7 @@ def test_items_that_were_taken_last_reach_a_slow_sampler_after_sigterm(tmp_path:
     """The queue is empty at once, but not the way to the sampler: the drain has time for that, too."""
 
     async def main() -> None:
-        shard = ShardProcess(tmp_path, "a", "rpc.drain_s=8")
+        shard = ShardProcess(tmp_path, "a", "rpc.drain_s=30")
         async with asyncio.timeout(60), shard_processes(shard):
             client = shard.client()
             append, sample = await client.open_append(LIFE, "train"), await client.open_sample("train")

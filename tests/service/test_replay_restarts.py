@@ -23,7 +23,7 @@ PATIENCE_S = 90
 
 def tables(kind: str, **settings: object) -> str:
     """As a setting of the program."""
-    listed = {"kind": kind, "max_items": 1000} | settings
+    listed = {"kind": kind, "max_items": 1000, "insert_timeout_s": 30} | settings
     return f"replay.tables={{train: {{{', '.join(f'{name}: {value}' for name, value in listed.items())}}}}}"
 
 
