@@ -12,12 +12,11 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import psutil
-
 from tests.deploy.k8s_render import ROOT, Object, environment, the_container
+from tests.service.learner_rig import kill_with_children
 
 LAUNCHER = {"torchrun": (sys.executable, "-m", "torch.distributed.run")}
 
@@ -77,13 +76,7 @@ class Pod:
         """Everything in it at once, as when its node is gone."""
         assert self.process is not None
         if self.process.returncode is None:
-            # All may be over by now.
-            with suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(self.process.pid).children(recursive=True):
-                    with suppress(psutil.NoSuchProcess):
-                        child.kill()
-            with suppress(ProcessLookupError):
-                self.process.kill()
+            kill_with_children(self.process)
 
 
 @asynccontextmanager

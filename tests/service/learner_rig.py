@@ -77,6 +77,16 @@ async def opened(client: GrpcReplayClient, table: str) -> AppendStream:
             await asyncio.sleep(0.05)
 
 
+def kill_with_children(process: asyncio.subprocess.Process) -> None:
+    """All at once; any of them may be over by now."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    with suppress(ProcessLookupError):
+        process.kill()
+
+
 class Program:
     """One service in a process of its own."""
 
@@ -119,14 +129,8 @@ class Program:
 
     async def kill(self) -> None:
         if self.process is not None and self.process.returncode is None:
-            # Those of a launcher too: they would keep stderr open.
-            # All may be over by now.
-            with suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(self.process.pid).children():
-                    with suppress(psutil.NoSuchProcess):
-                        child.kill()
-            with suppress(ProcessLookupError):
-                self.process.kill()
+            # A launcher's would keep stderr open.
+            kill_with_children(self.process)
             await self.process.communicate()
 
     def terminate(self) -> None:
