@@ -26,7 +26,6 @@ from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
-from shoal.config.algorithms import AnyAlgorithm, PpoConfig, is_synchronous
 from shoal.config.policies import policy_places, replay_tables
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
@@ -78,11 +77,6 @@ def group_seed(run_seed: int, life: Life, group: int) -> int:
     digest = hashlib.sha256(f"{run_seed}/{group}/{life.actor_id}/{life.run_id}".encode()).digest()
     # Some simulators take seeds of 31 bits only.
     return int.from_bytes(digest[:8], "big") % (1 << 30)
-
-
-def longest_wait_s(algorithm: AnyAlgorithm) -> float:
-    """For the next version, before each unroll; 0 if actors are not synchronous and never wait."""
-    return algorithm.max_wait_s if isinstance(algorithm, PpoConfig) and algorithm.synchronous else 0.0
 
 
 class Actor:
@@ -204,7 +198,7 @@ class Actor:
             index=index,
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
             priorities=first_priorities(config.algorithm, table),
-            synchronous=is_synchronous(config.algorithm),
+            synchronous=config.algorithm.is_synchronous,
         )
 
     def _hello(self, index: int, part: Part) -> ActHello:
@@ -221,7 +215,7 @@ class Actor:
             policy=part.policy,
             epsilon=epsilon,
             noise=exploration.noise,
-            max_wait_s=longest_wait_s(self._config.algorithm),
+            max_wait_s=self._config.algorithm.version_wait_s,
         )
 
     def _make_writer(self, policy: str, spec: EnvSpec) -> ReplayWriter:

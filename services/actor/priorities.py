@@ -16,7 +16,7 @@ from collections import deque
 
 import numpy as np
 
-from shoal.config.algorithms import AlgorithmSection, AnyAlgorithm, ApexConfig, R2d2Config
+from shoal.algorithms.settings import AlgorithmSection
 from shoal.config.tables import AnyTable, SampledTable, SequenceTable
 from shoal.n_step import n_step
 from shoal.records import FIRST, Q_MAX, Q_VALUE, REWARD, Columns
@@ -29,12 +29,11 @@ _MOST_PRIORITY = float(np.finfo(np.float32).max)
 class FirstPriorities:
     """`of` each unroll in its order: [T, E] for a transition table, [E] for a sequence table."""
 
-    def __init__(self, algorithm: ApexConfig | R2d2Config, table: SampledTable) -> None:
+    def __init__(self, algorithm: AlgorithmSection, table: SampledTable) -> None:
+        made_of = algorithm.initial_priority
+        assert made_of is not None, "asked before"
         self._algorithm = algorithm
-        self._epsilon, self._max_share, self._burn_in = 0.0, 0.0, 0
-        if isinstance(algorithm, R2d2Config):
-            self._epsilon, self._max_share = algorithm.rescale_epsilon, algorithm.priority_max_share
-            self._burn_in = algorithm.burn_in
+        self._made_of = made_of
         unrolls = table.unrolls if isinstance(table, SequenceTable) else None
         # Of the unrolls of the sequence that the newest one ends; NaN for steps without a transition.
         self._errors: deque[np.ndarray] | None = None if unrolls is None else deque(maxlen=unrolls)
@@ -51,32 +50,31 @@ class FirstPriorities:
 
     def _errors_of(self, columns: Columns) -> np.ndarray:
         """y - Q of every step."""
-        algorithm = self._algorithm
-        reward_TE = conditioned(columns[REWARD][:-1].astype(np.float64), algorithm)
-        steps = n_step(columns, reward_TE, algorithm.n_step, algorithm.discount)
-        value_SE = unscaled(columns[Q_MAX].astype(np.float64), self._epsilon)
+        made_of, epsilon = self._made_of, self._made_of.rescale_epsilon
+        reward_TE = conditioned(columns[REWARD][:-1].astype(np.float64), self._algorithm)
+        steps = n_step(columns, reward_TE, made_of.n_step, made_of.discount)
+        value_SE = unscaled(columns[Q_MAX].astype(np.float64), epsilon)
         value_SE[-1] = value_SE[-2]
         bootstrap_TE = np.take_along_axis(value_SE, steps.row_TE, axis=0)
-        target_TE = rescaled(steps.reward_TE + steps.discount_TE * bootstrap_TE, self._epsilon)
+        target_TE = rescaled(steps.reward_TE + steps.discount_TE * bootstrap_TE, epsilon)
         error_TE: np.ndarray = target_TE - columns[Q_VALUE][:-1]
         return error_TE
 
     def _mixed(self, errors: deque[np.ndarray]) -> np.ndarray:
         """Of the sequence that the newest unroll ends. No sequence ends before there are enough of them."""
         is_whole = len(errors) == errors.maxlen
-        error_TE = np.concatenate(errors)[self._burn_in if is_whole else 0 :]
+        error_TE = np.concatenate(errors)[self._made_of.burn_in if is_whole else 0 :]
         has_step_TE = ~np.isnan(error_TE)
         error_TE = np.where(has_step_TE, error_TE, 0.0)
         mean_E = error_TE.sum(0) / np.maximum(has_step_TE.sum(0), 1)
-        mixed_E: np.ndarray = self._max_share * error_TE.max(0) + (1.0 - self._max_share) * mean_E
+        share = self._made_of.max_share
+        mixed_E: np.ndarray = share * error_TE.max(0) + (1.0 - share) * mean_E
         return mixed_E
 
 
-def first_priorities(algorithm: AnyAlgorithm, table: AnyTable) -> FirstPriorities | None:
+def first_priorities(algorithm: AlgorithmSection, table: AnyTable) -> FirstPriorities | None:
     """None: the table is not sampled by priority, or the highest one that it has seen is as good a guess."""
-    if not isinstance(algorithm, ApexConfig | R2d2Config):
-        return None
-    if not isinstance(table, SampledTable) or table.alpha == 0:
+    if algorithm.initial_priority is None or not isinstance(table, SampledTable) or table.alpha == 0:
         return None
     # Only the learner knows what rewards are divided by then.
     return None if algorithm.normalise_returns else FirstPriorities(algorithm, table)

@@ -33,7 +33,6 @@ from services.learner.staleness import Fresh, leave_out_stale
 from services.learner.summaries import Curves
 from services.learner.trainer import StepOutcome
 from shoal.config import Config, to_yaml
-from shoal.config.algorithms import ReplayedSection, is_synchronous
 from shoal.config.policies import policy_seed
 from shoal.errors import NonFiniteError
 from shoal.metrics import Clock
@@ -63,7 +62,7 @@ class TrainingLoop:
     ) -> None:
         """`priorities`: where those go that the algorithm makes, if the table has some."""
         self._config = config
-        self._is_synchronous = is_synchronous(config.algorithm)
+        self._is_synchronous = config.algorithm.is_synchronous
         self._spec = spec
         self._resumed = resumed
         self._trainer = resumed.trainer
@@ -71,7 +70,7 @@ class TrainingLoop:
         self._ring = ring
         self._publisher = parts.publisher
         # Algorithms that learn from what anybody did can begin with random actions; others must not.
-        self._warms_up = config.exploration.warmup and isinstance(config.algorithm, ReplayedSection)
+        self._warms_up = config.exploration.warmup and config.algorithm.replays
         self._versions = parts.versions
         self._store = parts.store
         self._dir = parts.place.dir

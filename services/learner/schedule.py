@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shoal.config import Config
-from shoal.config.algorithms import ClippedSection, R2d2Config
 
 Schedule = Literal["constant", "linear", "cosine"]
 Scaling = Literal["none", "sqrt", "linear"]
@@ -38,11 +37,9 @@ class EffectiveBatch:
 def effective_batch(config: Config, length: int) -> EffectiveBatch:
     """`length`: T of the items of a batch."""
     algorithm = config.algorithm
-    num_parts = algorithm.minibatches if isinstance(algorithm, ClippedSection) else 1
-    if isinstance(algorithm, R2d2Config):
-        # No loss is computed on what only warms up the state.
-        length -= algorithm.burn_in
-    return EffectiveBatch(config.learner.batch_envs, length, num_parts)
+    return EffectiveBatch(
+        config.learner.batch_envs, length - algorithm.num_warmup_rows, algorithm.num_minibatches
+    )
 
 
 def scheduled(schedule: Schedule, share_done: float) -> float:

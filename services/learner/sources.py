@@ -17,7 +17,6 @@ from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
-from shoal.config.algorithms import ReplayedSection
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
 from shoal.config.ranks import Ranks
 from shoal.config.tables import SampledTable
@@ -62,16 +61,10 @@ def make_source(config: Config, place: PolicyPlace, ranks: Ranks, metrics: Polic
         config.rpc,
         np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
         prefetch_batches=settings.prefetch_batches,
-        beta=_importance_exponent(config, table),
+        # Where all items have the same chance there is no bias to correct.
+        beta=config.algorithm.beta if table.alpha > 0 else 0.0,
     )
     return BatchSource(sampler, metrics, has_priorities=table.alpha > 0)
-
-
-def _importance_exponent(config: Config, table: SampledTable) -> float:
-    """Where all items have the same chance there is no bias to correct."""
-    if table.alpha > 0 and isinstance(config.algorithm, ReplayedSection):
-        return config.algorithm.importance_exponent
-    return 0.0
 
 
 class QueueSource:

@@ -17,19 +17,17 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
+from shoal.algorithms.apex.profile import ApexConfig
+from shoal.algorithms.appo.profile import AppoConfig
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.ppo.profile import PpoConfig
+from shoal.algorithms.profiles import AnyAlgorithm
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.algorithms.rewards import RewardConditioner
-from shoal.config.algorithms import (
-    AlgorithmSection,
-    AnyAlgorithm,
-    ApexConfig,
-    AppoConfig,
-    ImpalaConfig,
-    PpoConfig,
-    R2d2Config,
-    SacConfig,
-    Td3Config,
-)
+from shoal.algorithms.sac.profile import SacConfig
+from shoal.algorithms.settings import AlgorithmSection
+from shoal.algorithms.td3.profile import Td3Config
 from shoal.policy.network import Policy
 from shoal.records import ArraySpec
 

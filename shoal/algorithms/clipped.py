@@ -18,7 +18,7 @@ from torch import Tensor
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.explained_variance import explained_variance
-from shoal.config.algorithms import ClippedSection
+from shoal.algorithms.settings import ClippedSection
 from shoal.policy.distributions import Distribution
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import ACTION_MASK, LOG_PROB, ArraySpec

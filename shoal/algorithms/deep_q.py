@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shoal.algorithms.algorithm import Algorithm
+from shoal.algorithms.apex.profile import ApexConfig
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.algorithms.step_count import StepCount
 from shoal.algorithms.target import target_policy
-from shoal.config.algorithms import ApexConfig, R2d2Config
 from shoal.policy.network import Policy, QPolicy
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.returns import ReturnScale
-from shoal.config.algorithms import AlgorithmSection
+from shoal.algorithms.settings import AlgorithmSection
 
 
 class RewardConditioner(nn.Module):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from shoal.config.section import Section
+from shoal.section import Section
 
 
 class AddressesSection(Section):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from shoal.config.section import Section
+from shoal.section import Section
 
 
 def _off(value: object) -> object:

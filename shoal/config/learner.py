@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from shoal.config.connections import ListenSection
 from shoal.config.guards import GuardsSection
-from shoal.config.section import Section
+from shoal.section import Section
 
 
 class LearnerSection(Section):

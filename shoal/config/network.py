@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from shoal.config.section import Section
+from shoal.section import Section
 
 
 class PolicySection(Section):

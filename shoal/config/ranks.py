@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shoal.config.algorithms import ActorCriticSection, ClippedSection, is_synchronous
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
@@ -92,7 +91,7 @@ def check_shareable(config: Config, num_learners: int) -> None:
             )
     if config.learner.sharding == "fsdp":
         _check_divisible(config)
-    if is_synchronous(config.algorithm):
+    if config.algorithm.is_synchronous:
         raise ConfigError(
             f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
             "while all actors wait for the next version: use one learner, or algorithm.name=appo, or set "
@@ -101,17 +100,17 @@ def check_shareable(config: Config, num_learners: int) -> None:
 
 
 def _parts_of_a_batch(config: Config) -> dict[str, int]:
-    parts = {"learner.accumulate": config.learner.accumulate}
-    if isinstance(config.algorithm, ClippedSection):
-        parts["algorithm.minibatches"] = config.algorithm.minibatches
-    return parts
+    return {
+        "learner.accumulate": config.learner.accumulate,
+        "algorithm.minibatches": config.algorithm.num_minibatches,
+    }
 
 
 def _check_divisible(config: Config) -> None:
     """FSDP is not written for all: targets are copies of whole networks, and gradients are summed at once."""
     settings = config.learner
     wrong = {
-        "algorithm.name": None if isinstance(config.algorithm, ActorCriticSection) else config.algorithm.name,
+        "algorithm.name": None if config.algorithm.trains == "actor_critic" else config.algorithm.name,
         "learner.accumulate": None if settings.accumulate == 1 else settings.accumulate,
         "learner.precision": "float16" if settings.precision == "float16" else None,
         "learner.compile": settings.compile or None,

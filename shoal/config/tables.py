@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from shoal.config.section import Section
+from shoal.section import Section
 
 
 class TableSection(Section):

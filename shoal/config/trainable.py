@@ -5,27 +5,15 @@ A replay on its own holds any table, and takes no part in this.
 
 from __future__ import annotations
 
-from shoal.config.algorithms import ClippedSection, R2d2Config, ReplayedSection, is_synchronous
+from shoal.algorithms.settings import AlgorithmSection
 from shoal.config.policies import replay_tables
 from shoal.config.ranks import check_shareable
 from shoal.config.tables import AnyTable, SampledTable, SequenceTable, TransitionTable
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
-# Kinds of tables, by algorithm.
-_LEARNS_FROM = {
-    "impala": ("queue", "sequence"),
-    "ppo": ("queue",),
-    "appo": ("queue",),
-    "apex": ("transition", "sequence"),
-    "r2d2": ("sequence",),
-    "sac": ("transition", "sequence"),
-    "td3": ("transition", "sequence"),
-}
-
-
-# What actions of algorithms without randomness of their own are explored by, and what is usual.
-_EXPLORES_BY = {"apex": ("epsilon", 0.4), "r2d2": ("epsilon", 0.4), "td3": ("noise", 0.1)}
+# What is usual, by the kind of exploration.
+_USUAL = {"epsilon": 0.4, "noise": 0.1}
 
 
 def check_trainable(config: Config) -> None:
@@ -57,23 +45,23 @@ def check_trainable(config: Config) -> None:
 def _check_explores(config: Config) -> None:
     """Nothing by chance: a policy that only ever does what it thinks best learns next to nothing."""
     name = config.algorithm.name
-    key, usual = _EXPLORES_BY.get(name, (None, 0.0))
+    key = config.algorithm.explores_by
     if key is not None and key not in config.exploration.model_fields_set:
         raise ConfigError(
             f"config key 'exploration.{key}': not set, and actions of {name} are explored by nothing else: "
-            f"set it ({usual} is usual; 0 if you mean it)"
+            f"set it ({_USUAL[key]} is usual; 0 if you mean it)"
         )
 
 
 def _check_batch(config: Config) -> None:
     """Of the algorithms that go over a batch in parts, or need one of all environments."""
     algorithm, batch_envs = config.algorithm, config.learner.batch_envs
-    if isinstance(algorithm, ClippedSection) and algorithm.minibatches > batch_envs:
+    if algorithm.num_minibatches > batch_envs:
         raise ConfigError(
-            f"config key 'algorithm.minibatches': {algorithm.minibatches} is above learner.batch_envs "
+            f"config key 'algorithm.minibatches': {algorithm.num_minibatches} is above learner.batch_envs "
             f"({batch_envs}), and each part needs an environment: lower it, or raise the other"
         )
-    if not is_synchronous(algorithm):
+    if not algorithm.is_synchronous:
         return
     if batch_envs % config.actor.envs:
         raise ConfigError(
@@ -91,7 +79,7 @@ def _check_batch(config: Config) -> None:
 def check_launched(config: Config) -> None:
     """Raises ConfigError if the actors that are started here could never fill a synchronous batch."""
     num_envs = config.launch.actors * config.actor.envs
-    if is_synchronous(config.algorithm) and config.learner.batch_envs % num_envs:
+    if config.algorithm.is_synchronous and config.learner.batch_envs % num_envs:
         raise ConfigError(
             f"config key 'learner.batch_envs': {config.learner.batch_envs}, but {config.launch.actors} x "
             f"actor.envs are {num_envs}, and a synchronous batch holds the unrolls of all environments: set "
@@ -101,7 +89,7 @@ def check_launched(config: Config) -> None:
 
 def _check_table(path: str, table: AnyTable, config: Config) -> None:
     algorithm, policy = config.algorithm, config.policy
-    kinds = _LEARNS_FROM[algorithm.name]
+    kinds = algorithm.learns_from
     has_state = policy.frame_stack > 1 or policy.recurrent != "none"
     if table.kind == "transition" and has_state:
         raise ConfigError(
@@ -114,19 +102,19 @@ def _check_table(path: str, table: AnyTable, config: Config) -> None:
             f"config key '{path}.kind': {algorithm.name} cannot learn from a table of kind {table.kind!r} "
             f"(learner.table is {config.learner.table!r}): set it to {' or '.join(kinds)}"
         )
-    if isinstance(table, SampledTable) and table.alpha > 0 and not isinstance(algorithm, ReplayedSection):
+    if isinstance(table, SampledTable) and table.alpha > 0 and not algorithm.replays:
         raise ConfigError(
             f"config key '{path}.alpha': {algorithm.name} sets no priorities and uses no importance weights "
             f"(got {table.alpha}): set it to 0"
         )
     if isinstance(table, SampledTable):
         _check_begins(path, table, config)
-    if isinstance(table, TransitionTable) and isinstance(algorithm, ReplayedSection):
-        _check_same(path, "n_step", table.n_step, algorithm.n_step)
+    if isinstance(table, TransitionTable):
+        _check_same(path, "n_step", table.n_step, algorithm.reward_steps)
         _check_same(path, "discount", table.discount, algorithm.discount)
         _check_rewards_add_up(path, algorithm)
-    if isinstance(table, SequenceTable) and isinstance(algorithm, R2d2Config):
-        _check_burn_in(algorithm.burn_in, table.unrolls * config.actor.unroll_length)
+    if isinstance(table, SequenceTable):
+        _check_burn_in(algorithm.num_warmup_rows, table.unrolls * config.actor.unroll_length)
 
 
 def _check_begins(path: str, table: SampledTable, config: Config) -> None:
@@ -155,13 +143,13 @@ def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> No
         )
 
 
-def _check_rewards_add_up(path: str, algorithm: ReplayedSection) -> None:
+def _check_rewards_add_up(path: str, algorithm: AlgorithmSection) -> None:
     """The learner sees sums of rewards only: it can scale them, but not bend each."""
     bent = "reward_symlog" if algorithm.reward_symlog else "reward_clip" if algorithm.reward_clip else None
-    if bent is not None and algorithm.n_step > 1:
+    if bent is not None and algorithm.reward_steps > 1:
         raise ConfigError(
-            f"config key 'algorithm.{bent}': the table sums up the rewards of {algorithm.n_step} steps, and "
-            f"the learner sees the sums: set {path}.kind to sequence, or n_step to 1 in both"
+            f"config key 'algorithm.{bent}': the table sums up the rewards of {algorithm.reward_steps} "
+            f"steps, and the learner sees the sums: set {path}.kind to sequence, or n_step to 1 in both"
         )
 
 

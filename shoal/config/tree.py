@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.config.algorithms import AnyAlgorithm, ImpalaConfig
+from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.profiles import AnyAlgorithm
 from shoal.config.connections import (
     AddressesSection,
     LimitsSection,
@@ -21,8 +22,8 @@ from shoal.config.connections import (
 )
 from shoal.config.learner import LearnerSection, StopSection
 from shoal.config.network import PolicySection
-from shoal.config.section import Section
 from shoal.config.tables import AnyTable, QueueTable
+from shoal.section import Section
 
 
 class RunSection(Section):

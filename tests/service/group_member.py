@@ -31,8 +31,8 @@ from services.learner.start import begin_alike
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config import Config, to_yaml
-from shoal.config.algorithms import ImpalaConfig
 from shoal.config.network import PolicySection
 from shoal.config.ranks import ranks_of
 from shoal.errors import NonFiniteError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.config.algorithms import ReplayedSection
+from shoal.algorithms.settings import ReplayedSection
 from shoal.config.load import build_config
 from shoal.config.trainable import check_trainable
 from tests.unit.learner.any_algorithm import NAMES, batch_of, build, config_of, spec_of

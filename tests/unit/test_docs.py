@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from shoal.config.algorithms import AnyAlgorithm
+from shoal.algorithms.profiles import AnyAlgorithm
 from shoal.config.tables import AnyTable
 from shoal.config.tree import Config, WrapperSection
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.apex.loss import apex_loss
+from shoal.algorithms.apex.profile import ApexConfig
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.deep_q import DeepQ
-from shoal.config.algorithms import ApexConfig
 from shoal.policy.network import Policy
 
 

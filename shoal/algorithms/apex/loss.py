@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from shoal.algorithms.algorithm import LossOutput
+from shoal.algorithms.apex.profile import ApexConfig
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
 from shoal.algorithms.q_learning import curves, priority, values
-from shoal.config.algorithms import ApexConfig
 from shoal.policy.network import QPolicy
 
 

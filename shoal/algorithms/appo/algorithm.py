@@ -12,9 +12,9 @@ from torch import Tensor
 
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.appo.loss import appo_targets
+from shoal.algorithms.appo.profile import AppoConfig
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.clipped import RHO, ClippedAlgorithm
-from shoal.config.algorithms import AppoConfig
 from shoal.policy.network import Policy
 
 

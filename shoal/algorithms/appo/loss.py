@@ -23,6 +23,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from shoal.algorithms.appo.profile import AppoConfig
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.clipped import (
     ADVANTAGE,
@@ -33,7 +34,6 @@ from shoal.algorithms.clipped import (
     action_distribution,
 )
 from shoal.algorithms.vtrace import vtrace
-from shoal.config.algorithms import AppoConfig
 from shoal.policy.network import ActorCritic
 from shoal.records import LOG_PROB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.loss import impala_loss
-from shoal.config.algorithms import ImpalaConfig
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import LOG_PROB, ArraySpec
 

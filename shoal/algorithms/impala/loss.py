@@ -13,8 +13,8 @@ import torch
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.explained_variance import explained_variance
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.vtrace import vtrace
-from shoal.config.algorithms import ImpalaConfig
 from shoal.policy.network import ActorCritic
 from shoal.records import ACTION_MASK, LOG_PROB
 

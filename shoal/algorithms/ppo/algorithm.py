@@ -7,7 +7,7 @@ from torch import Tensor
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.clipped import ClippedAlgorithm
 from shoal.algorithms.ppo.loss import ppo_targets
-from shoal.config.algorithms import PpoConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.policy.network import Policy
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN
 from shoal.algorithms.gae import gae
-from shoal.config.algorithms import PpoConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.policy.network import ActorCritic
 from shoal.records import LOG_PROB
 

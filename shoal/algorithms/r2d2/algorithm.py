@@ -6,7 +6,7 @@ from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.deep_q import DeepQ
 from shoal.algorithms.r2d2.loss import r2d2_loss
-from shoal.config.algorithms import R2d2Config
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.policy.network import Policy
 
 

@@ -15,8 +15,8 @@ from shoal.algorithms.batch import Batch
 from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
 from shoal.algorithms.q_learning import curves, priority, values
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.algorithms.rescaling import rescaled, unscaled
-from shoal.config.algorithms import R2d2Config
 from shoal.policy.network import QPolicy
 
 

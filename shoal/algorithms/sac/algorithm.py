@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.sac.loss import sac_loss
+from shoal.algorithms.sac.profile import SacConfig
 from shoal.algorithms.target import Target
-from shoal.config.algorithms import SacConfig
 from shoal.policy.network import Policy, SoftActorCritic
 
 _TEMPERATURE = "log_temperature"

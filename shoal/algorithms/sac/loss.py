@@ -17,8 +17,8 @@ from shoal.algorithms.batch import Batch
 from shoal.algorithms.bootstrap import Rows, bootstrapped, rows_of_steps
 from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
+from shoal.algorithms.sac.profile import SacConfig
 from shoal.algorithms.twin_critics import critic_loss, held_still
-from shoal.config.algorithms import SacConfig
 from shoal.policy.network import SoftActorCritic
 
 

@@ -7,7 +7,7 @@ from shoal.algorithms.batch import Batch
 from shoal.algorithms.step_count import StepCount
 from shoal.algorithms.target import target_policy
 from shoal.algorithms.td3.loss import td3_loss
-from shoal.config.algorithms import Td3Config
+from shoal.algorithms.td3.profile import Td3Config
 from shoal.policy.network import DeterministicPolicy, Policy
 
 

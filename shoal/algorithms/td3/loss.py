@@ -16,8 +16,8 @@ from shoal.algorithms.batch import Batch
 from shoal.algorithms.bootstrap import Rows, bootstrapped, rows_of_steps
 from shoal.algorithms.counted import counted
 from shoal.algorithms.n_step import n_step
+from shoal.algorithms.td3.profile import Td3Config
 from shoal.algorithms.twin_critics import critic_loss, held_still
-from shoal.config.algorithms import Td3Config
 from shoal.policy.network import DeterministicPolicy
 
 

@@ -18,13 +18,15 @@ from services.actor.priorities import FirstPriorities, conditioned, first_priori
 from services.actor.split import split_by_env
 from services.replay.shard import Shard
 from shoal.algorithms.apex.loss import apex_loss
+from shoal.algorithms.apex.profile import ApexConfig
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.r2d2.loss import r2d2_loss
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.algorithms.rescaling import rescaled as rescaled_tensor
 from shoal.algorithms.rescaling import unscaled as unscaled_tensor
 from shoal.algorithms.rewards import RewardConditioner
 from shoal.clients.replay_shard import Append, Outcome
-from shoal.config.algorithms import ApexConfig, ImpalaConfig, R2d2Config
 from shoal.config.connections import LimitsSection
 from shoal.config.load import build_config
 from shoal.config.tables import QueueTable, SequenceTable, TransitionTable

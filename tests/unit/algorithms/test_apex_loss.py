@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.apex.algorithm import Apex
 from shoal.algorithms.apex.loss import apex_loss
+from shoal.algorithms.apex.profile import ApexConfig
 from shoal.algorithms.batch import Batch
-from shoal.config.algorithms import ApexConfig
 from shoal.config.network import PolicySection
 from shoal.policy.network import QPolicy, build_policy
 from shoal.records import ACTION_MASK, DiscreteAction

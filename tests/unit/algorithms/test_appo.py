@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from shoal.algorithms.appo.algorithm import Appo
+from shoal.algorithms.appo.profile import AppoConfig
 from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN, RHO
 from shoal.algorithms.impala.loss import impala_loss
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.vtrace import vtrace
-from shoal.config.algorithms import AppoConfig, ImpalaConfig
 from tests.unit.algorithms.table_policy import TablePolicy, make_batch
 
 CONFIG = AppoConfig(discount=0.9, trace_lambda=0.9, rho_clip=1.5, c_clip=1.0, normalise_advantages=False)

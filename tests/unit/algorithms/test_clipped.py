@@ -22,7 +22,7 @@ from shoal.algorithms.clipped import (
     clipped_loss,
 )
 from shoal.algorithms.ppo.algorithm import Ppo
-from shoal.config.algorithms import PpoConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from tests.unit.algorithms.ends import AUTORESET
 from tests.unit.algorithms.table_policy import NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
 

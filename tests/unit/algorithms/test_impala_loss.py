@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.impala.loss import impala_loss
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.vtrace import vtrace
-from shoal.config.algorithms import ImpalaConfig
 from shoal.config.network import PolicySection
 from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ACTION_MASK, ActionSpec, DiscreteAction, MultiDiscreteAction

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from shoal.algorithms.algorithm import build_algorithm
+from shoal.algorithms.appo.profile import AppoConfig
 from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN
 from shoal.algorithms.gae import gae
 from shoal.algorithms.ppo.algorithm import Ppo
-from shoal.config.algorithms import AppoConfig, PpoConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.config.network import PolicySection
 from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ActionSpec, BoxAction, DiscreteAction, MultiDiscreteAction

@@ -12,7 +12,7 @@ from torch import Tensor
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.r2d2.algorithm import R2d2
 from shoal.algorithms.r2d2.loss import burnt_in, r2d2_loss
-from shoal.config.algorithms import R2d2Config
+from shoal.algorithms.r2d2.profile import R2d2Config
 from shoal.config.network import PolicySection
 from shoal.policy.network import Choice, QPolicy, build_policy
 from shoal.records import DiscreteAction

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.returns import MAX_NORMALISED, MIN_RATE, ReturnScale
 from shoal.algorithms.rewards import RewardConditioner
-from shoal.config.algorithms import ImpalaConfig
 
 REWARDS = torch.tensor([[-20.0, -0.5], [0.0, 3.0]])
 

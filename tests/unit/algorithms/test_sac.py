@@ -15,7 +15,7 @@ from shoal.algorithms.algorithm import build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.sac.algorithm import Sac
 from shoal.algorithms.sac.loss import sac_loss
-from shoal.config.algorithms import SacConfig
+from shoal.algorithms.sac.profile import SacConfig
 from shoal.config.network import PolicySection
 from shoal.policy.network import SoftActorCritic, build_policy
 from shoal.records import BoxAction

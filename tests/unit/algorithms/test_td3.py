@@ -13,7 +13,7 @@ from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.algorithms.td3.algorithm import Td3
 from shoal.algorithms.td3.loss import smoothed
-from shoal.config.algorithms import Td3Config
+from shoal.algorithms.td3.profile import Td3Config
 from shoal.policy.network import DeterministicPolicy
 from tests.unit.algorithms.continuous import (
     CASES,

@@ -9,8 +9,8 @@ import torch
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.profiles import AnyAlgorithm
 from shoal.config import Config
-from shoal.config.algorithms import AnyAlgorithm
 from shoal.config.load import build_config
 from shoal.policy.network import build_policy
 from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec

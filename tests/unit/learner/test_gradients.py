@@ -17,8 +17,9 @@ from services.learner.precision import Precision
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, LossOutput, build_algorithm
 from shoal.algorithms.batch import Batch
+from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.config import load_config
-from shoal.config.algorithms import ImpalaConfig, PpoConfig
 from shoal.config.network import PolicySection
 from shoal.errors import ConfigError, NonFiniteError
 from shoal.policy.network import Policy, build_policy

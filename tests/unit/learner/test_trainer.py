@@ -15,7 +15,7 @@ from services.learner.optimiser import Adam, FlatParameters
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, LossOutput, build_algorithm
 from shoal.algorithms.batch import Batch
-from shoal.config.algorithms import ImpalaConfig
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config.network import PolicySection
 from shoal.errors import CheckpointError, NonFiniteError
 from shoal.policy.network import Policy, build_policy

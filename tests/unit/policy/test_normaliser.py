@@ -12,7 +12,7 @@ from services.learner.peers import Alone
 from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import build_algorithm
 from shoal.algorithms.batch import Batch
-from shoal.config.algorithms import ImpalaConfig
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import ActorCritic, Choice, Policy, build_policy

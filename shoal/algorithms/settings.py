@@ -1,0 +1,165 @@
+"""Hyperparameters that several algorithms share. No torch: every service reads them.
+
+Each algorithm's own section is in its folder, in `profile.py`. What other parts of shoal need to know about
+an algorithm is asked here: nothing else looks at the type of a section.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from shoal.section import Section
+
+
+@dataclass(frozen=True)
+class InitialPriority:
+    """What the priority of a new item is made of, from the Q values that the policy gave."""
+
+    n_step: int
+    discount: float
+    # Epsilon of the value rescaling h; 0: values are not rescaled.
+    rescale_epsilon: float = 0.0
+    # Eta: the share of a sequence's largest error, beside the mean.
+    max_share: float = 0.0
+    burn_in: int = 0
+
+
+class AlgorithmSection(Section):
+    """What all algorithms have: the optimiser, and what is done to rewards before anything else."""
+
+    # The kind of policy that it trains.
+    trains: ClassVar[str]
+    # Kinds of tables that it can learn from, the usual one first.
+    learns_from: ClassVar[tuple[str, ...]]
+    # It learns from data of any policy, again and again.
+    replays: ClassVar[bool] = False
+    # The key of `exploration` that explores, for policies without randomness of their own.
+    explores_by: ClassVar[str | None] = None
+
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="How the step size falls to 0 over `stop.steps`."
+    )
+    learning_rate_scaling: Literal["none", "sqrt", "linear"] = Field(
+        "none",
+        description="The step size grows with (effective batch / reference_batch), or with its square root.",
+    )
+    reference_batch: int = Field(
+        256, ge=1, description="Steps of a batch that `learning_rate` is meant for, if it is scaled."
+    )
+    max_grad_norm: float = Field(0.5, gt=0, description="Gradients are scaled down to this norm.")
+    discount: float = Field(0.99, ge=0, le=1, description="Discount per step.")
+    reward_scale: float = Field(
+        1.0, gt=0, description="Rewards are multiplied by this; best when values are of the order of 1 to 10."
+    )
+    reward_clip: float | None = Field(
+        None, gt=0, description="Rewards are clipped to [-clip, clip] before they are scaled."
+    )
+    reward_symlog: bool = Field(
+        False, description="Rewards become sign(r) log(1 + |r|), before they are clipped and scaled."
+    )
+    normalise_returns: bool = Field(
+        False,
+        description="Rewards are divided by the running root mean square of discounted returns, before they "
+        "are scaled, and then clipped to +-10.",
+    )
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether actors wait for the newest version, and the learner trains on nothing else."""
+        return False
+
+    @property
+    def version_wait_s(self) -> float:
+        """Longest wait of an actor for the next version, before each unroll; 0: it never waits."""
+        return 0.0
+
+    @property
+    def num_minibatches(self) -> int:
+        """Parts of a batch, with an optimiser step each."""
+        return 1
+
+    @property
+    def reward_steps(self) -> int:
+        """Steps of reward before the bootstrap, of algorithms that fix them."""
+        return 1
+
+    @property
+    def num_warmup_rows(self) -> int:
+        """First steps of a sequence that no loss is computed on."""
+        return 0
+
+    @property
+    def beta(self) -> float:
+        """How far the bias of prioritised sampling is corrected."""
+        return 0.0
+
+    @property
+    def initial_priority(self) -> InitialPriority | None:
+        """How an actor ranks what it hands over; None: the table's highest priority stands for it."""
+        return None
+
+
+class ActorCriticSection(AlgorithmSection):
+    """What the algorithms have that train an `actor_critic`."""
+
+    trains = "actor_critic"
+    learns_from: ClassVar[tuple[str, ...]] = ("queue",)
+
+    value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
+    entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
+
+
+class ClippedSection(ActorCriticSection):
+    """What both kinds of PPO have: several passes over a batch, and a ratio that is clipped."""
+
+    clip: float = Field(0.2, gt=0, lt=1, description="Ratios of new to old policy are clipped to 1 +- this.")
+    epochs: int = Field(4, ge=1, le=1000, description="Passes over each batch.")
+    minibatches: int = Field(
+        4, ge=1, le=1 << 16, description="Parts of a batch, an optimiser step each; split by environments."
+    )
+    target_kl: float | None = Field(
+        None,
+        gt=0,
+        description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
+    )
+    normalise_advantages: bool = Field(True, description="Advantages of each part get mean 0, deviation 1.")
+
+    @property
+    def num_minibatches(self) -> int:
+        return self.minibatches
+
+
+class ReplayedSection(AlgorithmSection):
+    """What the algorithms have that learn from what they sample again and again."""
+
+    learns_from: ClassVar[tuple[str, ...]] = ("transition", "sequence")
+    replays = True
+
+    n_step: int = Field(
+        1, ge=1, le=1024, description="Steps of reward before the bootstrap, within an item and an episode."
+    )
+    importance_exponent: float = Field(
+        0.4, ge=0, le=1, description="Beta: how far the bias of prioritised sampling is corrected."
+    )
+
+    @property
+    def reward_steps(self) -> int:
+        return self.n_step
+
+    @property
+    def beta(self) -> float:
+        return self.importance_exponent
+
+
+class ContinuousSection(ReplayedSection):
+    """What SAC and TD3 have in common."""
+
+    learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size, of actor and critics.")
+    max_grad_norm: float = Field(1e9, gt=0, description="Gradients are scaled down to this norm.")
+    target_rate: float = Field(
+        0.005, gt=0, le=1, description="Tau: part of the way that targets go to the networks at each step."
+    )
