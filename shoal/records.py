@@ -85,6 +85,16 @@ class MultiDiscreteAction:
         return f"MultiDiscrete({list(self.nvec)})"
 
 
+# What float32 has room for: bounds, and widths that can be divided by.
+_MAX_BOUND = 1e30
+_MIN_WIDTH = 1e-30
+
+
+def has_width(low: float, high: float) -> bool:
+    """Two finite bounds, with room between them."""
+    return -_MAX_BOUND <= low < high <= _MAX_BOUND and high - low >= _MIN_WIDTH
+
+
 @dataclass(frozen=True)
 class BoxAction:
     """Real numbers; `low` and `high` are flattened in C order, infinite where unbounded."""
@@ -95,6 +105,11 @@ class BoxAction:
 
     def array_spec(self) -> ArraySpec:
         return ArraySpec(ACTION, "float32", self.shape)
+
+    @property
+    def num_unbounded(self) -> int:
+        """Elements that have no two finite bounds with room between them."""
+        return sum(not has_width(low, high) for low, high in zip(self.low, self.high, strict=True))
 
     def describe(self) -> str:
         bounds = ", ".join(f"{low:g}..{high:g}" for low, high in zip(self.low, self.high, strict=True))

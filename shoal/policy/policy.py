@@ -55,6 +55,7 @@ class Policy(nn.Module, ABC):
         self.spec = spec
         check_mask(spec)
         seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
+        self.seen = seen
         self.frames = FrameStack(seen, config.frame_stack)
         self.trunk = Trunk(config, seen, config.hidden_sizes)
         self.normaliser = ObservationNormaliser(seen) if config.normalise_observations else None

@@ -15,7 +15,7 @@ from shoal.policy.bounds import Bounds
 from shoal.policy.mlp import hidden_layers, linear
 from shoal.policy.policy import Policy
 from shoal.policy.trunk import Trunk
-from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
+from shoal.records import ArraySpec, EnvSpec
 
 _VALUE_HEAD_GAIN = 1.0
 
@@ -54,8 +54,7 @@ class TwinQPolicy(Policy):
         bounds = Bounds(spec, config.kind)
         super().__init__(config, spec)
         self.bounds = bounds
-        seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
-        self.critics = nn.ModuleList(Critic(config, seen, num_elements) for _ in range(2))
+        self.critics = nn.ModuleList(Critic(config, self.seen, num_elements) for _ in range(2))
 
     def q_values(
         self,
