@@ -98,7 +98,8 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         targets = self.targets(batch)
         if self._clipped.normalise_advantages:
             weight_TB = batch.valid_TB * batch.weight_B
-            targets[ADVANTAGE] = self._normalised(targets[ADVANTAGE], weight_TB)
+            targets[ADVANTAGE], deviation = self._normalised(targets[ADVANTAGE], weight_TB)
+            self.step_factor = step_factor(deviation, self._clipped.advantage_noise)
         whole = replace(batch, targets=targets)
         return whole if self.policy.state else whole.as_single_steps()
 
@@ -107,8 +108,8 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         return [num_items * i // num_parts for i in range(num_parts + 1)]
 
     @torch.no_grad()
-    def _normalised(self, advantage_TB: Tensor, weight_TB: Tensor) -> Tensor:
-        """Mean 0 and deviation 1 over the steps that count."""
+    def _normalised(self, advantage_TB: Tensor, weight_TB: Tensor) -> tuple[Tensor, float]:
+        """Mean 0 and deviation 1 over the steps that count; and the deviation that they had."""
         # In double precision: a difference of squares follows.
         values_TB, weights_TB = advantage_TB.double(), weight_TB.double()
         weighted_TB = values_TB * weights_TB
@@ -117,7 +118,8 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         whole = whole.clamp(min=1.0)
         mean = first / whole
         deviation = (second / whole - mean.square()).clamp(min=0.0).sqrt()
-        return ((values_TB - mean) / (deviation + _LEAST_DEVIATION)).to(advantage_TB.dtype)
+        normalised_TB = (values_TB - mean) / (deviation + _LEAST_DEVIATION)
+        return normalised_TB.to(advantage_TB.dtype), deviation.item()
 
     def _moved_too_far(self) -> bool:
         target_kl = self._clipped.target_kl
@@ -126,6 +128,16 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         sums: list[float] = self.sum_over_learners(torch.stack(self._divergence).sum(0)).tolist()
         divergence, weight = sums
         return divergence / max(weight, 1.0) > _KL_TOLERANCE * target_kl
+
+
+def step_factor(deviation: float, noise: float) -> float:
+    """How much of a step to take where advantages deviate by so much, and `noise` of it means nothing.
+
+    Normalising hides how small they are: a policy that has nothing left to learn would follow the errors of
+    its values at full speed, and forget. Adam takes no notice of the size of a loss, so it is the step that
+    shrinks.
+    """
+    return deviation / (deviation + noise) if deviation > 0 else 1.0
 
 
 def clipped_loss(
@@ -160,7 +172,9 @@ def clipped_loss(
         square_TB = torch.maximum(square_TB, (targets[OLD_VALUE] + moved_TB - targets[RETURN]).square())
     value_loss = 0.5 * (square_TB * weight_TB).sum() / num_valid
 
-    entropy = (pi.entropy() * weight_TB).sum() / num_valid
+    # Without gradients where it is only looked at.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and config.entropy_cost > 0):
+        entropy = (pi.entropy() * weight_TB).sum() / num_valid
 
     loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
     with torch.no_grad():

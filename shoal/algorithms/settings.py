@@ -137,7 +137,15 @@ class ClippedSection(ActorCriticSection):
         gt=0,
         description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
     )
-    normalise_advantages: bool = Field(True, description="Advantages of each part get mean 0, deviation 1.")
+    normalise_advantages: bool = Field(True, description="Advantages of each batch get mean 0, deviation 1.")
+    advantage_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Deviation of advantages that means nothing, as a part of the size of returns "
+        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d / (d + this): a policy "
+        "with nothing left to learn must not follow noise.",
+    )
 
     @property
     def num_minibatches(self) -> int:

@@ -39,6 +39,7 @@ PROFILE = Profile(
             "minibatches": 8,
             "entropy_cost": 0.01,
             "normalise_returns": True,
+            "advantage_noise": 0.01,
         },
     },
     continuous={

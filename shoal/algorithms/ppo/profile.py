@@ -60,6 +60,7 @@ PROFILE = Profile(
             "minibatches": 32,
             "entropy_cost": 0.01,
             "normalise_returns": True,
+            "advantage_noise": 0.01,
             "recompute_advantages": True,
         },
     },
