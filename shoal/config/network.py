@@ -33,8 +33,8 @@ class PolicySection(Section):
     activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
     normalise_observations: bool = Field(
         False,
-        description="Arrays of floats get mean 0 and deviation 1 over all that was trained on, clipped to "
-        "+-10; images and categories stay as they are.",
+        description="Numbers get mean 0 and deviation 1 over all that was trained on, clipped to +-10; "
+        "images for convolutions, categories, zeros and ones stay as they are.",
     )
     frame_stack: int = Field(
         1,

@@ -19,7 +19,7 @@ from shoal.policy.action_size import num_actions
 from shoal.policy.distributions import Categorical, DiagonalGaussian, Distribution
 from shoal.policy.exploration import Choice, in_rows, refuse_noise
 from shoal.policy.masks import allowed_actions
-from shoal.policy.mlp import linear
+from shoal.policy.mlp import head
 from shoal.policy.multi_categorical import ElementLayout, MultiCategorical
 from shoal.policy.policy import Acted, Best, Policy
 from shoal.records import (
@@ -55,8 +55,8 @@ class ActorCritic(Policy):
         self.outputs = (spec.action.array_spec(), ArraySpec(LOG_PROB, "float32", ()))
         action = spec.action
         self.elements = ElementLayout(action.nvec) if isinstance(action, MultiDiscreteAction) else None
-        self.policy_head = linear(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
-        self.value_head = linear(self.trunk.num_features, 1, _VALUE_HEAD_GAIN)
+        self.policy_head = head(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
+        self.value_head = head(self.trunk.num_features, 1, _VALUE_HEAD_GAIN)
         # Of a Box action: one deviation per element, the same in every state.
         self.log_std = nn.Parameter(torch.zeros(num_params)) if isinstance(action, BoxAction) else None
 
