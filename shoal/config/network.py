@@ -49,8 +49,8 @@ class PolicySection(Section):
     )
     normalise_observations: bool = Field(
         False,
-        description="Arrays of floats get mean 0 and deviation 1 over all that was trained on, clipped to "
-        "+-10; images and categories stay as they are.",
+        description="Numbers get mean 0 and deviation 1 over all that was trained on, clipped to +-10; "
+        "images for convolutions, categories, zeros and ones stay as they are.",
     )
     frame_stack: int = Field(
         1,

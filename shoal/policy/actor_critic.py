@@ -20,7 +20,7 @@ from shoal.policy.bounds import ActionUnits
 from shoal.policy.distributions import Categorical, DiagonalGaussian, Distribution
 from shoal.policy.exploration import Choice, in_rows, refuse_noise
 from shoal.policy.masks import allowed_actions
-from shoal.policy.mlp import MlpEncoder, linear
+from shoal.policy.mlp import MlpEncoder, head
 from shoal.policy.multi_categorical import ElementLayout, MultiCategorical
 from shoal.policy.policy import Acted, Best, Policy
 from shoal.policy.trunk import Trunk
@@ -55,12 +55,12 @@ class ActorCritic(Policy):
         self.outputs = (spec.action.array_spec(), ArraySpec(LOG_PROB, "float32", ()))
         action = spec.action
         self.elements = ElementLayout(action.nvec) if isinstance(action, MultiDiscreteAction) else None
-        self.policy_head = linear(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
+        self.policy_head = head(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
         self.value_trunk = self._build_value_trunk(config)
         self.only_for_training = (
             ("value_head",) if self.value_trunk is None else ("value_head", "value_trunk")
         )
-        self.value_head = linear((self.value_trunk or self.trunk).num_features, 1, _VALUE_HEAD_GAIN)
+        self.value_head = head((self.value_trunk or self.trunk).num_features, 1, _VALUE_HEAD_GAIN)
         # Of a Box action: one deviation per element, the same in every state.
         self.units: ActionUnits | None = None
         self.log_std: nn.Parameter | None = None

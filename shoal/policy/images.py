@@ -1,8 +1,8 @@
 """Which arrays of an observation are images, and how their axes lie.
 
-An image is a uint8 array [H, W], [H, W, C] or [C, H, W], its channels being the one axis at the front or at
-the back with at most 4 entries (gray, gray and alpha, RGB, RGBA, or four frames). Used by
-`shoal.policy.encoders`; stateless.
+An image is an array [H, W], [H, W, C] or [C, H, W] of uint8, or of floats with finite bounds, its channels
+being the one axis at the front or at the back with at most 4 entries (gray, gray and alpha, RGB, RGBA, or
+four frames). Used by `shoal.policy.encoders`; stateless.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shoal.policy.scaling import has_useful_bounds
 from shoal.records import ArraySpec
 
 MAX_CHANNELS = 4
@@ -29,7 +30,8 @@ class ImageLayout:
 
 def image_layout(array: ArraySpec) -> ImageLayout | None:
     """None of what is no image, by its dtype or by its shape."""
-    if array.dtype != "uint8" or array.num_categories:
+    is_float = array.dtype.startswith("float")
+    if array.num_categories or not (array.dtype == "uint8" or (is_float and has_useful_bounds(array))):
         return None
     shape = array.shape
     if len(shape) == 2:
@@ -44,7 +46,7 @@ def image_layout(array: ArraySpec) -> ImageLayout | None:
 
 
 def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
-    """[N, C, H, W] as floats from 0 to 255; a stack's frames [N, k, ...] become channels, frame by frame.
+    """[N, C, H, W] as floats, not scaled; a stack's frames [N, k, ...] become channels, frame by frame.
 
     In memory the channels are last: convolutions on a CPU train a third faster so.
     """
@@ -54,6 +56,6 @@ def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
         images = images.unsqueeze(-1)
     elif layout.channel_axis == 0:
         images = images.movedim(2, -1)
-    # Now [N, k, H, W, C]. Moved as bytes: a fourth of the floats' memory.
-    bytes_last = images.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
-    return bytes_last.to(torch.float32).permute(0, 3, 1, 2)
+    # Now [N, k, H, W, C]. Moved as they are: bytes take a fourth of the floats' memory.
+    moved = images.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
+    return moved.to(torch.float32).permute(0, 3, 1, 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.errors import UserError
-from shoal.policy.array_input import MAX_INPUTS, ArrayInput
+from shoal.policy.array_input import MAX_INPUTS, array_input
 from shoal.records import ArraySpec
 
 # Elements up to which the number of operations counts, not their size.
@@ -41,6 +41,28 @@ def linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
     return layer
 
 
+class Head(nn.Linear):
+    """A last layer: it computes in float32, whatever autocast makes of the layers before it.
+
+    Log probabilities and values are differences of its outputs, for which low precision has too few digits.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        device = features.device.type
+        if not torch.is_autocast_enabled(device):
+            return super().forward(features)
+        with torch.autocast(device, enabled=False):
+            return super().forward(features.to(torch.float32))
+
+
+def head(num_in: int, num_out: int, gain: float) -> Head:
+    """A last layer with orthogonal weights and no bias at the start."""
+    layer = Head(num_in, num_out)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 def hidden_layers(num_in: int, hidden_sizes: tuple[int, ...], activation: Activation) -> nn.Sequential:
     """Layers of these sizes, each with its activation; none at all passes everything on."""
     gain = nn.init.calculate_gain(activation)
@@ -59,7 +81,7 @@ class MlpEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(array.name for array in observation)
-        inputs = [ArrayInput(array) for array in observation]
+        inputs = [array_input(array) for array in observation]
         self.inputs = nn.ModuleList(inputs)
         width = sum(array.width for array in inputs)
         if not 0 < width <= MAX_INPUTS:
