@@ -17,6 +17,7 @@ from shoal.algorithms.profiles import PROFILES, fitting, sparing
 from shoal.cli.plan import interpreter_flags
 from shoal.config.tree import EnvSection
 from shoal.errors import UserError
+from shoal.policy.images import has_images
 from shoal.records import BoxAction, DiscreteAction, EnvSpec
 from shoal.spec_json import spec_from_json
 
@@ -37,7 +38,7 @@ class Seen:
         specs = list(self.specs.values())
         return Task(
             action=action_kind(specs[0]),
-            has_images=any(has_images(spec) for spec in specs),
+            has_images=any(has_images(spec.observation) for spec in specs),
             num_agents=max(self.num_slots.values()),
         )
 
@@ -93,14 +94,6 @@ def action_kind(spec: EnvSpec) -> ActionKind:
     if not isinstance(action, BoxAction):
         return "multi_discrete"
     return "unbounded_box" if action.num_unbounded else "box"
-
-
-def has_images(spec: EnvSpec) -> bool:
-    """Whether a CNN will see some of it."""
-    from shoal.policy.images import image_layout
-
-    layouts = (image_layout(array) for array in spec.observation)
-    return any(layout is not None and min(layout.height, layout.width) >= 36 for layout in layouts)
 
 
 def check_fits(algorithm: str, seen: Seen) -> None:

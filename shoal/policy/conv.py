@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.errors import UserError
-from shoal.policy.images import ImageLayout, to_planes
+from shoal.policy.images import USUAL_MIN_SIDE, ImageLayout
 from shoal.policy.mlp import linear
 from shoal.policy.scaling import BYTES, Scaling
 
@@ -100,7 +100,7 @@ class ImageNetwork:
 
 NETWORKS = {
     "nature_cnn": ImageNetwork(
-        _nature, lambda side: ((side - 8) // 4 + 1 - 4) // 2 - 1, 64, 512, min_side=36
+        _nature, lambda side: ((side - 8) // 4 + 1 - 4) // 2 - 1, 64, 512, min_side=USUAL_MIN_SIDE
     ),
     "impala_resnet": ImageNetwork(_impala, lambda side: (side + 7) // 8, 32, 256, min_side=8),
 }
@@ -136,3 +136,19 @@ class ImageEncoder(nn.Module):
         if self.offset:
             planes = planes - self.offset
         return functional.relu_(self.last(self.convolutions(planes).flatten(1)))
+
+
+def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
+    """[N, C, H, W] as floats, not scaled; a stack's frames [N, k, ...] become channels, frame by frame.
+
+    In memory the channels are last: convolutions on a CPU train a third faster so.
+    """
+    if num_frames == 1:
+        images = images.unsqueeze(1)
+    if layout.channel_axis is None:
+        images = images.unsqueeze(-1)
+    elif layout.channel_axis == 0:
+        images = images.movedim(2, -1)
+    # Now [N, k, H, W, C]. Moved as they are: bytes take a fourth of the floats' memory.
+    moved = images.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
+    return moved.to(torch.float32).permute(0, 3, 1, 2)

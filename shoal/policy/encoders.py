@@ -116,7 +116,7 @@ def _images(observation: tuple[ArraySpec, ...], network: ImageNetwork) -> dict[s
     return {
         name: layout
         for name, layout in layouts.items()
-        if layout is not None and min(layout.height, layout.width) >= network.min_side
+        if layout is not None and layout.side >= network.min_side
     }
 
 
