@@ -1,6 +1,6 @@
 """Small tasks of every kind of space, each learned in seconds: what defaults must be able to do.
 
-Each says what a random policy earns and what the best one does. Episodes are short, so that returns come soon.
+Each says what a random policy earns. Episodes are short, so that returns come soon.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class GridTask(_Rounds):
 
 
 class OffsetBoxTask(_Rounds):
-    """The action, from 10 to 30, is to be 20 + 8 x. Each round is worth 1 at best; far off it costs up to 1."""
+    """The action, from 10 to 30, is to be 20 + 8 x. A round is worth 1 at best, -1 at worst."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,))
     action_space = spaces.Box(10.0, 30.0, (1,))
