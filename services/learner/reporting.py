@@ -73,6 +73,8 @@ class Reporter:
         metrics.run_steps.set(progress.learner_steps)
         metrics.run_env_steps.set(progress.env_steps)
         metrics.run_trained_steps.set(progress.trained_steps)
+        metrics.untrained_return_mean.set(progress.untrained.mean)
+        metrics.untrained_episodes.set(progress.untrained.num)
         metrics.policy_version.set(progress.policy_version)
         metrics.loss.set(outcome.loss)
         metrics.grad_norm.set(outcome.grad_norm)
