@@ -45,13 +45,15 @@ def for_collapse(section: AlgorithmSection) -> str:
 
 def _what_to_try(section: AlgorithmSection) -> list[str]:
     options = []
-    if not section.normalise_returns:
-        options.append("algorithm.normalise_returns=true")
     if section.replays:
         options.append("more updates per environment step (samples_per_insert of the table)")
+        options.append(f"another algorithm.reward_scale (now {section.reward_scale:g})")
         if section.explores_by is not None:
             options.append(f"more exploration (exploration.{section.explores_by})")
-    elif not section.is_synchronous:
+        return options
+    if not section.normalise_returns:
+        options.append("algorithm.normalise_returns=true")
+    if not section.is_synchronous:
         options.append("algorithm.name=ppo")
     entropy_cost = getattr(section, "entropy_cost", None)
     if entropy_cost is not None:
@@ -60,7 +62,7 @@ def _what_to_try(section: AlgorithmSection) -> list[str]:
 
 
 def _smaller_targets(section: AlgorithmSection) -> str:
-    if not section.normalise_returns:
+    if not section.normalise_returns and not section.replays:
         return "set algorithm.normalise_returns=true"
     return f"lower algorithm.reward_scale (now {section.reward_scale:g})"
 

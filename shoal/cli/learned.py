@@ -46,9 +46,11 @@ def _not_learned(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
 
 
 def _sentence(whose: str, record: Mapping[str, Any]) -> str:
-    best, mean = record.get("best_return"), record["mean_return"]
-    fallen = f", at best {best:,.1f}" if best is not None and best > mean else ""
+    # The best of many means is a lucky one, unless the guard has seen it fall.
+    has_fallen = "return_collapse" in record.get("guards", {})
+    best = f" (at best {record['best_return']:,.1f})" if has_fallen else ""
     return (
-        f"{whose}has not learned: mean return {mean:,.1f}{fallen} after {short(record['env_steps'])} steps, "
+        f"{whose}has not learned: mean return {record['mean_return']:,.1f}{best} after "
+        f"{short(record['env_steps'])} steps, "
         f"the untrained policy's was {record['untrained_return']:,.1f}"
     )

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from services.learner.guards import GuardError, Guards, resident_bytes
 from services.learner.metrics import LearnerMetrics
 from services.learner.saver import CheckpointSaver
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config.guards import GuardsSection
 from shoal.errors import NonFiniteError, UserError
 from shoal.records import DiscreteAction, Trajectory
@@ -21,6 +22,7 @@ from tests.unit.learner.test_loop import NUM_ENVS, Rig, trajectory
 ALL = (
     *("non_finite", "entropy_collapse", "value_explosion", "gradient_explosion"),
     *("throughput_stall", "memory_growth"),
+    *("value_unexplained", "gradients_clipped", "no_progress", "return_collapse"),
 )
 QUIET = {name: {"action": "off"} for name in ALL[1:]}
 
@@ -52,8 +54,8 @@ def greedy(reward: float = 1.0) -> Trajectory:
 def test_all_are_shown_from_the_start_and_healthy_steps_raise_none(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     result = rig.run(*[trajectory()] * 100)
-    assert [rig.value("guard_active", guard=name) for name in ALL] == [0.0] * 6
-    assert [rig.value("guard_fired_total", guard=name) for name in ALL] == [0.0] * 6
+    assert [rig.value("guard_active", guard=name) for name in ALL] == [0.0] * len(ALL)
+    assert [rig.value("guard_fired_total", guard=name) for name in ALL] == [0.0] * len(ALL)
     assert result.guards == {}
 
 
@@ -142,7 +144,8 @@ def test_one_that_comes_and_goes_is_told_once_a_minute(caplog: pytest.LogCapture
     now = 0.0
     registry = CollectorRegistry()
     settings = GuardsSection.model_validate(QUIET | {"throughput_stall": {"no_batch_s": 1.0}})
-    guards = Guards(settings, DiscreteAction(2), LearnerMetrics(registry).of("red"), lambda: now)
+    algorithm = ImpalaConfig(name="impala")
+    guards = Guards(settings, algorithm, DiscreteAction(2), LearnerMetrics(registry).of("red"), lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(20):
             for _ in range(40):
