@@ -66,9 +66,9 @@ class Progress:
             self._keep_best()
 
     def _keep_best(self) -> None:
-        mean = self.mean_return
-        if mean is not None and (self.best is None or mean > self.best.returns.mean):
-            self.best = Best(self.recent, self.learner_steps)
+        recent = self.recent
+        if self.best is None or recent.mean > self.best.returns.mean:
+            self.best = Best(recent, self.learner_steps)
 
     @property
     def recent(self) -> Returns:
