@@ -122,15 +122,15 @@ class Idle:
         ):
             return
         self._num_seen = progress.num_episodes
-        recent, untrained = progress.recent, progress.untrained
-        above = standard_errors_above(recent, untrained)
+        newest, untrained = progress.newest, progress.untrained
+        above = standard_errors_above(newest, untrained)
         limit = self._settings.standard_errors
         # To be let go it has to be further above than it had to be not to be raised.
         if above is None or above >= limit * (1 if self.finding is None else _BEYOND):
             self.finding = None
             return
         text = (
-            f"the mean return of {recent.num} episodes is {recent.mean:.4g} after {progress.env_steps:,} "
+            f"the mean return of {newest.num} episodes is {newest.mean:.4g} after {progress.env_steps:,} "
             f"environment steps, the untrained policy's was {untrained.mean:.4g}: a gain of {above:.1f} "
             f"standard errors (limit {limit:g})"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -80,9 +81,19 @@ class Progress:
         """Mean return of the episodes that began with the untrained policy; None before the first."""
         return self.untrained.mean if self.untrained.num else None
 
+    @property
+    def newest(self) -> Returns:
+        """What is compared with the untrained policy: the newer half of the trained episodes, up to 100.
+
+        A run of few episodes would otherwise be judged by those from before it had learned.
+        """
+        num = min(len(self.episodes), (self.num_episodes - self.untrained.num + 1) // 2)
+        newest = islice(self.episodes, len(self.episodes) - num, None)
+        return Returns.of(episode.episode_return for episode in newest)
+
     def has_learned(self, standard_errors: float) -> bool | None:
         """Whether the return is above the untrained policy's by more than chance; None: not known."""
-        above = standard_errors_above(self.recent, self.untrained)
+        above = standard_errors_above(self.newest, self.untrained)
         return None if above is None else above >= standard_errors
 
     @property

@@ -86,10 +86,21 @@ def test_the_baseline_is_of_episodes_that_began_with_the_untrained_version() -> 
 def test_learned_is_what_is_above_the_untrained_by_more_than_chance() -> None:
     progress = Progress(untrained_version=0)
     progress.count_data(10, [Episode(20.0 + number % 3, 3, 0) for number in range(30)])
-    assert progress.has_learned(3.0) is False, "the last episodes are the untrained ones"
+    assert progress.has_learned(3.0) is None, "there are only untrained ones"
     progress.count_data(10, [Episode(20.1 + number % 3, 3, 1) for number in range(100)])
     assert progress.has_learned(3.0) is False
     progress.count_data(10, [Episode(22.0 + number % 3, 3, 1) for number in range(100)])
+    assert progress.has_learned(3.0) is True
+
+
+def test_a_run_of_few_episodes_is_judged_by_the_newer_half() -> None:
+    """SAC on Pendulum: thirty episodes are enough to learn, and most are from before."""
+    progress = Progress(untrained_version=0)
+    progress.count_data(10, [Episode(-1100.0 + 20 * number, 200, 0) for number in range(4)])
+    progress.count_data(10, [Episode(-1100.0 + 20 * number, 200, 1) for number in range(13)])
+    progress.count_data(10, [Episode(-300.0 + 20 * number, 200, 9) for number in range(13)])
+    assert progress.newest.num == 13
+    assert progress.newest.mean == pytest.approx(-180.0)
     assert progress.has_learned(3.0) is True
 
 
