@@ -292,7 +292,16 @@ class TrainingLoop:
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress
-        log.info("%sdone (%s) at learner step %d", self._metrics.log_label, reason, progress.learner_steps)
+        has_learned = progress.has_learned(self._config.learner.guards.no_progress.standard_errors)
+        verdict = ", has not learned" if has_learned is False and reason != "until_return" else ""
+        log.info(
+            "%sdone (%s) at learner step %d: return %s%s",
+            self._metrics.log_label,
+            reason,
+            progress.learner_steps,
+            progress.describe_return(),
+            verdict,
+        )
         return RunResult(
             reason=reason,
             mean_return=progress.mean_return,
@@ -306,5 +315,5 @@ class TrainingLoop:
             untrained_return=progress.untrained_return,
             untrained_episodes=progress.untrained.num,
             best_return=None if progress.best is None else progress.best.returns.mean,
-            has_learned=progress.has_learned(self._config.learner.guards.no_progress.standard_errors),
+            has_learned=has_learned,
         )

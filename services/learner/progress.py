@@ -81,6 +81,11 @@ class Progress:
         """Mean return of the episodes that began with the untrained policy; None before the first."""
         return self.untrained.mean if self.untrained.num else None
 
+    def describe_return(self) -> str:
+        """For the log, beside the untrained policy's: `475.6 (untrained 22.1)`."""
+        untrained = "" if self.untrained_return is None else f" (untrained {self.untrained_return:.1f})"
+        return "-" if self.mean_return is None else f"{self.mean_return:.1f}{untrained}"
+
     @property
     def newest(self) -> Returns:
         """What is compared with the untrained policy: the newer half of the trained episodes, up to 100.
