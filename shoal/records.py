@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -52,10 +53,33 @@ class ArraySpec:
     dtype: str
     shape: tuple[int, ...]
     num_categories: int = 0
+    # Bounds of all elements, the widest of any; infinite where there is none or none is known.
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __post_init__(self) -> None:
+        # Never true of NaN.
+        if not (self.low <= self.high and self.low < math.inf and self.high > -math.inf):
+            raise ValueError(
+                f"{self.name} has the bounds {self.low:g}..{self.high:g}: low must not exceed high"
+            )
+
+    @property
+    def is_bounded(self) -> bool:
+        """On both sides."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
 
     def describe(self) -> str:
         categories = f" of {self.num_categories} categories" if self.num_categories else ""
-        return f"{self.name} {self.dtype}{list(self.shape)}{categories}"
+        bounds = "" if self._has_no_bound else f" within {self.low:g}..{self.high:g}"
+        return f"{self.name} {self.dtype}{list(self.shape)}{categories}{bounds}"
+
+    def without_bounds(self) -> ArraySpec:
+        return replace(self, low=-math.inf, high=math.inf)
+
+    @property
+    def _has_no_bound(self) -> bool:
+        return math.isinf(self.low) and math.isinf(self.high)
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,16 @@ class MultiDiscreteAction:
         return f"MultiDiscrete({list(self.nvec)})"
 
 
+# What float32 has room for: bounds, and widths that can be divided by.
+_MAX_BOUND = 1e30
+_MIN_WIDTH = 1e-30
+
+
+def has_width(low: float, high: float) -> bool:
+    """Two finite bounds, with room between them."""
+    return -_MAX_BOUND <= low < high <= _MAX_BOUND and high - low >= _MIN_WIDTH
+
+
 @dataclass(frozen=True)
 class BoxAction:
     """Real numbers; `low` and `high` are flattened in C order, infinite where unbounded."""
@@ -95,6 +129,11 @@ class BoxAction:
 
     def array_spec(self) -> ArraySpec:
         return ArraySpec(ACTION, "float32", self.shape)
+
+    @property
+    def num_unbounded(self) -> int:
+        """Elements that have no two finite bounds with room between them."""
+        return sum(not has_width(low, high) for low, high in zip(self.low, self.high, strict=True))
 
     def describe(self) -> str:
         bounds = ", ".join(f"{low:g}..{high:g}" for low, high in zip(self.low, self.high, strict=True))
@@ -114,8 +153,18 @@ class EnvSpec:
 
     def hash(self) -> str:
         """Stable digest, stored in checkpoints."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        tree = asdict(self)
+        for array in tree["observation"]:
+            # Left out where there is none, as before specs had bounds: the digests of then stay valid.
+            for bound in ("low", "high"):
+                if math.isinf(array[bound]):
+                    del array[bound]
+        text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def without_bounds(self) -> EnvSpec:
+        """As releases wrote it that did not know the bounds of observations."""
+        return replace(self, observation=tuple(array.without_bounds() for array in self.observation))
 
     def describe(self) -> str:
         """One line for error messages."""

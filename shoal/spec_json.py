@@ -1,6 +1,7 @@
 """The environment's spec as JSON: in checkpoints, in exported networks, and from environment workers.
 
-Strict JSON, which has no infinity: an unbounded side of a Box is null. Stateless; any thread.
+Strict JSON, which has no infinity: an unbounded side of a Box action is null, and bounds of
+observations are left out where there are none. Stateless; any thread.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def spec_to_json(spec: EnvSpec) -> dict[str, Any]:
 
 def array_to_json(array: ArraySpec) -> dict[str, Any]:
     tree: dict[str, Any] = {"name": array.name, "dtype": array.dtype, "shape": list(array.shape)}
-    return tree | {"num_categories": array.num_categories} if array.num_categories else tree
+    if array.num_categories:
+        tree["num_categories"] = array.num_categories
+    bounds = {"low": array.low, "high": array.high}
+    return tree | {name: bound for name, bound in bounds.items() if math.isfinite(bound)}
 
 
 def action_to_json(action: ActionSpec) -> dict[str, Any]:
@@ -55,7 +59,12 @@ def spec_from_json(tree: dict[str, Any]) -> EnvSpec:
 
 def _array_from_json(tree: dict[str, Any]) -> ArraySpec:
     return ArraySpec(
-        str(tree["name"]), str(tree["dtype"]), _ints(tree["shape"]), int(tree.get("num_categories", 0))
+        str(tree["name"]),
+        str(tree["dtype"]),
+        _ints(tree["shape"]),
+        int(tree.get("num_categories", 0)),
+        float(tree.get("low", -math.inf)),
+        float(tree.get("high", math.inf)),
     )
 
 

@@ -38,6 +38,7 @@ from shoal.checkpoint import (
 from shoal.config.load import build_config
 from shoal.config.network import PolicySection
 from shoal.errors import CheckpointError, ConfigError, UserError
+from shoal.policy.scaling import input_scaling
 from shoal.records import EnvSpec
 from shoal.spec_json import spec_to_json
 
@@ -54,10 +55,21 @@ class Checkpoint:
     config_yaml: str
 
     def check_spec(self, spec: EnvSpec, path: Path) -> None:
-        if self.env_spec != spec:
+        # Those of releases that did not know the bounds of observations have none.
+        if self.env_spec not in (spec, spec.without_bounds()):
             raise CheckpointError(
                 f"the checkpoints in {path} are of another environment: {self.env_spec.describe()}; this "
                 f"run's is {spec.describe()}: use another run.dir"
+            )
+        changed = [
+            now.describe()
+            for before, now in zip(self.env_spec.observation, spec.observation, strict=True)
+            if input_scaling(before) != input_scaling(now)
+        ]
+        if changed:
+            raise CheckpointError(
+                f"the checkpoints in {path} are of a release that did not know the bounds of "
+                f"{', '.join(changed)} and scaled it otherwise: use another run.dir"
             )
 
     def check_policy(self, policy: PolicySection, path: Path) -> None:

@@ -13,6 +13,9 @@ from typing import Literal
 
 from shoal.config import Config
 
+# Of a schedule, in a run that nobody has set an end to.
+USUAL_STEPS = 1_000_000
+
 Schedule = Literal["constant", "linear", "cosine"]
 Scaling = Literal["none", "sqrt", "linear"]
 
@@ -42,16 +45,17 @@ def effective_batch(config: Config, length: int) -> EffectiveBatch:
     )
 
 
-def scheduled(schedule: Schedule, share_done: float) -> float:
-    """From 1 at the beginning of the run to 0 at its end, and there ever after."""
+def scheduled(schedule: Schedule, share_done: float, end: float = 0.0) -> float:
+    """From 1 at the beginning of the schedule to `end` at its end, and there ever after."""
     share_done = min(max(share_done, 0.0), 1.0)
     match schedule:
         case "constant":
             return 1.0
         case "linear":
-            return 1.0 - share_done
+            share_left = 1.0 - share_done
         case "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * share_done))
+            share_left = 0.5 * (1.0 + math.cos(math.pi * share_done))
+    return end + (1.0 - end) * share_left
 
 
 def scaled(scaling: Scaling, num_steps: int, reference_batch: int) -> float:
@@ -74,18 +78,18 @@ class LearningRate:
         self.base = algorithm.learning_rate
         self.batch = effective_batch(config, length)
         self._schedule = algorithm.learning_rate_schedule
-        self._end_steps = config.stop.steps
+        self._end = algorithm.learning_rate_end
+        self._num_steps = algorithm.schedule_steps or config.stop.steps or USUAL_STEPS
         self._scale = scaled(algorithm.learning_rate_scaling, self.batch.num_steps, algorithm.reference_batch)
 
     def factor(self, env_steps: int) -> float:
         """After so many steps of the run, those before restarts too."""
-        share_done = env_steps / self._end_steps if self._end_steps else 0.0
-        return self._scale * scheduled(self._schedule, share_done)
+        return self._scale * scheduled(self._schedule, env_steps / self._num_steps, self._end)
 
     def describe(self) -> str:
-        falls = (
-            "" if self._schedule == "constant" else f", {self._schedule} to 0 at {self._end_steps:,} steps"
-        )
+        falls = ""
+        if self._schedule != "constant":
+            falls = f", {self._schedule} to {self._end:.0%} of it at {self._num_steps:,} steps"
         return (
             f"effective batch {self.batch.describe()}, learning rate {self.base:g} x {self._scale:.2f}{falls}"
         )

@@ -99,7 +99,7 @@ class Trainer:
         counts_TB = batch.valid_TB * batch.counts_B
         moments = None if normaliser is None else normaliser.moments(batch.observation, counts_TB)
         for part in self._passes(self._algorithm.conditioned(batch)):
-            outcomes.append(self._update(part, learning_rate_factor))
+            outcomes.append(self._update(part, learning_rate_factor * self._algorithm.step_factor))
             with torch.no_grad():
                 self._algorithm.after_step()
         if normaliser is not None and moments is not None:

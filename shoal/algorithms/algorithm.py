@@ -67,6 +67,8 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
         self.policy = policy
         self.rewards = RewardConditioner(config)
         self._learning_rate = config.learning_rate
+        # On the learning rate of the next step, besides schedule and scaling.
+        self.step_factor = 1.0
         # For what is of the whole batch and not of one learner's part of it: statistics, when to end the
         # passes. All learners call it in the same order; in place.
         self.sum_over_learners: Callable[[Tensor], Tensor] = lambda sums: sums

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -36,6 +37,8 @@ class Batch:
     discount_SB: Tensor | None = None
     # What an algorithm works out before its passes, [T, B] each, by names of its own.
     targets: dict[str, Tensor] = field(default_factory=dict)
+    # Each row is a step on its own, which carries a transition: no row follows the last one.
+    single_steps: bool = False
 
     @property
     def num_items(self) -> int:
@@ -45,6 +48,8 @@ class Batch:
     @property
     def valid_TB(self) -> Tensor:
         """1 where step t carries a transition, 0 where it is an autoreset step."""
+        if self.single_steps:
+            return torch.ones_like(self.reward_SB)
         return self.first_SB[1:].logical_not().to(self.reward_SB.dtype)
 
     @property
@@ -52,14 +57,34 @@ class Batch:
         """False for what has no part in anything: it is too old, or there is nothing in its place."""
         return self.weight_B > 0
 
+    def at_steps(self, rows_SB: Tensor) -> Tensor:
+        """Of [S, B, ...], the T rows in which actions were taken."""
+        return rows_SB if self.single_steps else rows_SB[:-1]
+
+    def as_single_steps(self) -> Batch:
+        """All steps side by side, [1, T x B, ...], for policies to which the order of rows means nothing.
+
+        What an environment weighs, each of its steps does; a step without a transition weighs nothing.
+        """
+
+        def flat(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: flat(tensor) for key, tensor in value.items()}
+            return None if value is None else value[:num_steps].flatten(0, 1).unsqueeze(0)
+
+        num_steps = len(self.reward_SB) - 1
+        names = {item.name for item in fields(self)} - {"weight_B", "state", "single_steps"}
+        rows = {name: flat(getattr(self, name)) for name in names}
+        return Batch(**rows, weight_B=(self.valid_TB * self.weight_B).flatten(), single_steps=True)
+
     def take(self, index: Tensor | slice) -> Batch:
         """Some of the environments, as a batch of their own."""
 
         def part(name: str, value: Any) -> Any:
             if isinstance(value, dict):
                 return {key: part(name, tensor) for key, tensor in value.items()}
-            if value is None:
-                return None
+            if value is None or isinstance(value, bool):
+                return value
             return value[index] if name in ("weight_B", "state") else value[:, index]
 
         return Batch(**{item.name: part(item.name, getattr(self, item.name)) for item in fields(self)})
@@ -72,6 +97,6 @@ class Batch:
                 return {key: tensor[row:] for key, tensor in value.items()}
             return None if value is None else value[row:]
 
-        names = {item.name for item in fields(self)} - {"weight_B", "state"}
+        names = {item.name for item in fields(self)} - {"weight_B", "state", "single_steps"}
         rows = {name: later(getattr(self, name)) for name in names}
         return Batch(**rows, weight_B=self.weight_B, state=state)

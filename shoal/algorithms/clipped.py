@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from shoal.policy.distributions import Distribution
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import ACTION_MASK, LOG_PROB, ArraySpec
 
-# Names of targets, [T, B] each. ADVANTAGE is normalised, part by part, if the configuration says so; RHO
-# multiplies it after that. OLD_* are of the policy that ratios are to, and of the values before the passes.
+# Names of targets, [T, B] each. ADVANTAGE is normalised if the configuration says so; RHO multiplies it after
+# that. OLD_* are of the policy that ratios are to, and of the values before the passes.
 ADVANTAGE, RETURN, RHO = "advantage", "return", "rho"
 OLD_LOG_PROB, OLD_VALUE = "old_log_prob", "old_value"
 
@@ -32,13 +33,16 @@ OLD_LOG_PROB, OLD_VALUE = "old_log_prob", "old_value"
 _MAX_LOG_RATIO = 20.0
 # Passes end when the policy has moved this many times further than asked for.
 _KL_TOLERANCE = 1.5
+# Of advantages, before they are divided by it.
+_LEAST_DEVIATION = 1e-8
 
 
 class ClippedAlgorithm(Algorithm[ActorCritic]):
     """Several passes over each batch, an optimiser step per part.
 
-    The environments are shuffled anew for each of `epochs` and split into `minibatches` parts as equal as can
-    be: a part has whole unrolls, so that recurrent policies go through them from their stored state.
+    For each of `epochs` the steps of all environments are shuffled anew and split into `minibatches` parts as
+    equal as can be. Where the policy has a state, the environments are shuffled instead: a part has whole
+    unrolls, so that the policy goes through them from its stored state.
 
     With `target_kl`, the estimated divergence from the old policy, a mean over the part trained on last and
     before its step, is compared with 1.5 x target_kl; once above it, there are no more passes over the batch.
@@ -55,7 +59,12 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
 
     @abstractmethod
     def targets(self, batch: Batch) -> dict[str, Tensor]:
-        """By the names above, RHO if there is one. Called once per batch, without gradients."""
+        """By the names above, RHO if there is one. Without gradients."""
+
+    @property
+    def recomputes_targets(self) -> bool:
+        """Before each epoch, instead of once per batch."""
+        return False
 
     @property
     def value_clip(self) -> float | None:
@@ -63,14 +72,16 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         return None
 
     def passes(self, batch: Batch) -> Iterator[Batch]:
-        config = self._clipped
-        with torch.no_grad():
-            batch = replace(batch, targets=self.targets(batch))
-        for _ in range(config.epochs):
-            order_B = torch.randperm(batch.num_items).to(batch.weight_B.device)
-            for index in order_B.tensor_split(min(config.minibatches, batch.num_items)):
+        prepared = None
+        for _ in range(self._clipped.epochs):
+            if prepared is None or self.recomputes_targets:
+                prepared = self._prepared(batch)
+            order_B = torch.randperm(prepared.num_items).to(batch.weight_B.device)
+            # Shuffled once: parts are slices of it.
+            shuffled = prepared.take(order_B)
+            for start, end in pairwise(self._bounds(prepared.num_items)):
                 self._divergence.clear()
-                yield self._part(batch, index)
+                yield shuffled.take(slice(start, end))
                 if self._moved_too_far():
                     return
 
@@ -81,17 +92,24 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
             self._divergence.append(torch.stack([output.metrics["approx_kl"] * weight, weight]))
         return output
 
-    def _part(self, batch: Batch, index: Tensor) -> Batch:
-        part = batch.take(index)
-        if not self._clipped.normalise_advantages:
-            return part
-        weight_TB = part.valid_TB * part.weight_B
-        advantage_TB = self._normalised(part.targets[ADVANTAGE], weight_TB)
-        return replace(part, targets=part.targets | {ADVANTAGE: advantage_TB})
+    @torch.no_grad()
+    def _prepared(self, batch: Batch) -> Batch:
+        """With its targets; single steps if the policy has no state."""
+        targets = self.targets(batch)
+        if self._clipped.normalise_advantages:
+            weight_TB = batch.valid_TB * batch.weight_B
+            targets[ADVANTAGE], deviation = self._normalised(targets[ADVANTAGE], weight_TB)
+            self.step_factor = step_factor(deviation, self._clipped.advantage_noise)
+        whole = replace(batch, targets=targets)
+        return whole if self.policy.state else whole.as_single_steps()
+
+    def _bounds(self, num_items: int) -> list[int]:
+        num_parts = min(self._clipped.minibatches, num_items)
+        return [num_items * i // num_parts for i in range(num_parts + 1)]
 
     @torch.no_grad()
-    def _normalised(self, advantage_TB: Tensor, weight_TB: Tensor) -> Tensor:
-        """Mean 0 and deviation 1 over the steps that count."""
+    def _normalised(self, advantage_TB: Tensor, weight_TB: Tensor) -> tuple[Tensor, float]:
+        """Mean 0 and deviation 1 over the steps that count; and the deviation that they had."""
         # In double precision: a difference of squares follows.
         values_TB, weights_TB = advantage_TB.double(), weight_TB.double()
         weighted_TB = values_TB * weights_TB
@@ -100,7 +118,8 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         whole = whole.clamp(min=1.0)
         mean = first / whole
         deviation = (second / whole - mean.square()).clamp(min=0.0).sqrt()
-        return ((values_TB - mean) / (deviation + 1e-8)).to(advantage_TB.dtype)
+        normalised_TB = (values_TB - mean) / (deviation + _LEAST_DEVIATION)
+        return normalised_TB.to(advantage_TB.dtype), deviation.item()
 
     def _moved_too_far(self) -> bool:
         target_kl = self._clipped.target_kl
@@ -111,20 +130,30 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         return divergence / max(weight, 1.0) > _KL_TOLERANCE * target_kl
 
 
+def step_factor(deviation: float, noise: float) -> float:
+    """How much of a step to take where advantages deviate by so much, and `noise` of it means nothing.
+
+    Normalising hides how small they are: a policy that has nothing left to learn would follow the errors of
+    its values at full speed, and forget. Adam takes no notice of the size of a loss, so it is the step that
+    shrinks.
+    """
+    return deviation / (deviation + noise) if deviation > 0 else 1.0
+
+
 def clipped_loss(
     policy: ActorCritic, batch: Batch, config: ClippedSection, value_clip: float | None = None
 ) -> LossOutput:
     """The objective of PPO (Schulman et al. 2017, equations 7 and 9), as a mean over valid steps."""
     params_SBP, value_SB = policy(batch.observation, batch.first_SB, batch.state)
     pi = action_distribution(policy, params_SBP, batch)
-    targets, value_TB = batch.targets, value_SB[:-1]
+    targets, value_TB = batch.targets, batch.at_steps(value_SB)
     valid_TB = batch.valid_TB
     weight_TB = valid_TB * batch.weight_B
     weight = weight_TB.sum()
     num_valid = weight.clamp(min=1e-8)
 
     # r_t = pi(a_t|x_t) / pi_old(a_t|x_t); 1 where there is no transition.
-    log_ratio_TB = pi.log_prob(batch.action_SB[:-1]) - targets[OLD_LOG_PROB]
+    log_ratio_TB = pi.log_prob(batch.at_steps(batch.action_SB)) - targets[OLD_LOG_PROB]
     log_ratio_TB = log_ratio_TB.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO) * valid_TB
     ratio_TB = log_ratio_TB.exp()
 
@@ -143,7 +172,9 @@ def clipped_loss(
         square_TB = torch.maximum(square_TB, (targets[OLD_VALUE] + moved_TB - targets[RETURN]).square())
     value_loss = 0.5 * (square_TB * weight_TB).sum() / num_valid
 
-    entropy = (pi.entropy() * weight_TB).sum() / num_valid
+    # Without gradients where it is only looked at.
+    with torch.set_grad_enabled(torch.is_grad_enabled() and config.entropy_cost > 0):
+        entropy = (pi.entropy() * weight_TB).sum() / num_valid
 
     loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
     with torch.no_grad():
@@ -162,6 +193,8 @@ def clipped_loss(
 
 
 def action_distribution(policy: ActorCritic, params_SBP: Tensor, batch: Batch) -> Distribution:
-    """Over the actions of all but the last row."""
+    """Over the actions of the rows in which some were taken."""
     mask_SBA = batch.observation.get(ACTION_MASK)
-    return policy.distribution(params_SBP[:-1], None if mask_SBA is None else mask_SBA[:-1])
+    return policy.distribution(
+        batch.at_steps(params_SBP), None if mask_SBA is None else batch.at_steps(mask_SBA)
+    )

@@ -36,12 +36,23 @@ class AlgorithmSection(Section):
     learns_from: ClassVar[tuple[str, ...]]
     # It learns from data of any policy, again and again.
     replays: ClassVar[bool] = False
-    # The key of `exploration` that explores, for policies without randomness of their own.
-    explores_by: ClassVar[str | None] = None
 
     learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="How the step size falls to 0 over `stop.steps`."
+        "constant",
+        description="How the step size falls over `schedule_steps`.",
+    )
+    schedule_steps: int | None = Field(
+        None,
+        ge=1,
+        description="Environment steps that schedules take; `null`: `stop.steps`, or a million where that is "
+        "not set.",
+    )
+    learning_rate_end: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Part of the step size that is left at the end of its schedule, and ever after.",
     )
     learning_rate_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
@@ -126,7 +137,15 @@ class ClippedSection(ActorCriticSection):
         gt=0,
         description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
     )
-    normalise_advantages: bool = Field(True, description="Advantages of each part get mean 0, deviation 1.")
+    normalise_advantages: bool = Field(True, description="Advantages of each batch get mean 0, deviation 1.")
+    advantage_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Deviation of advantages that means nothing, as a part of the size of returns "
+        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d / (d + this): a policy "
+        "with nothing left to learn must not follow noise.",
+    )
 
     @property
     def num_minibatches(self) -> int:
@@ -139,6 +158,13 @@ class ReplayedSection(AlgorithmSection):
     learns_from: ClassVar[tuple[str, ...]] = ("transition", "sequence")
     replays = True
 
+    updates_per_step: float | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="Learner steps per environment step; whoever is ahead waits. The table's "
+        "`samples_per_insert` follows from it, unless that is set. `null`: no ratio is kept.",
+    )
     n_step: int = Field(
         1, ge=1, le=1024, description="Steps of reward before the bootstrap, within an item and an episode."
     )

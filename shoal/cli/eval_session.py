@@ -140,11 +140,12 @@ class Session:
         players: dict[str, Player] = {}
         for name, slots in env.slots.items():
             checkpoint = self._saved.checkpoints[name]
-            if slots.spec != checkpoint.env_spec:
+            # What knows no bounds was trained without: the network is the one of then.
+            if checkpoint.env_spec not in (slots.spec, slots.spec.without_bounds()):
                 raise _other_env(
                     self._saved.config.env, slots.spec.describe(), checkpoint.env_spec.describe(), name
                 )
-            policy = trained_policy(self._saved.config.policy, slots.spec, checkpoint.weights())
+            policy = trained_policy(self._saved.config.policy, checkpoint.env_spec, checkpoint.weights())
             players[name] = PolicyPlayer(policy, slots.num, device, self._greedy)
         return players
 

@@ -50,7 +50,7 @@ class ProcessSpec:
         return "actor" if self.role == "evaluator" else self.role
 
     def command(self, config_file: Path) -> list[str]:
-        command = [sys.executable, *_interpreter_flags(), "-m", f"services.{self.service}"]
+        command = [sys.executable, *interpreter_flags(), "-m", f"services.{self.service}"]
         command += ["--config", str(config_file)]
         for override in self.overrides:
             command += ["--set", override]
@@ -159,7 +159,7 @@ def _socket(sockets: Path, name: str) -> str:
     return f"unix:{sockets / name}.sock"
 
 
-def _interpreter_flags() -> tuple[str, ...]:
+def interpreter_flags() -> tuple[str, ...]:
     """`-m` puts the working directory first on the path, where files of the user's, such as `yaml.py`, would
     hide what services import; actors look there last. In a checkout the services are found by it."""
     return () if Path.cwd() == Path(shoal.__file__).resolve().parents[1] else ("-P",)

@@ -26,6 +26,8 @@ class Target:
     name: str
     file: Path | None = None
     overrides: tuple[str, ...] = ()
+    # It says everything that the environment would have to be looked at for.
+    is_complete: bool = False
 
 
 def preset_names(directory: Path = PRESETS) -> list[str]:
@@ -43,7 +45,7 @@ def resolve(text: str, directory: Path = PRESETS) -> Target:
             raise UserError(f"no config file {text}{_did_you_mean(path.name, _yaml_names(path.parent))}")
         return Target(run_name(path.stem), path)
     if text in names:
-        return Target(run_name(text), directory / f"{text}.yaml")
+        return Target(run_name(text), directory / f"{text}.yaml", is_complete=True)
     if _looks_like_preset(text):
         known = f"presets: {', '.join(names) or 'none'}"
         other = "or give a .yaml file, or an env id such as CartPole-v1"
@@ -61,7 +63,8 @@ def resume(path: Path) -> Target:
         raise UserError(
             f"--resume {path}: the run has no checkpoint to go on from; start it again in another directory"
         )
-    return Target(run_name(path.name), run_dir.config, (f"run.dir={json.dumps(str(path))}",))
+    overrides = (f"run.dir={json.dumps(str(path))}",)
+    return Target(run_name(path.name), run_dir.config, overrides, is_complete=True)
 
 
 def _looks_like_preset(text: str) -> bool:

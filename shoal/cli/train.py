@@ -6,18 +6,23 @@ Turns the arguments into one configuration; `shoal.cli.session` runs it. The exi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.algorithms.profile import Task
+from shoal.algorithms.profiles import PROFILES
 from shoal.cli import presets
 from shoal.cli.presets import Target, resolve
 from shoal.cli.requirements import require
 from shoal.cli.run_dir import RunDir, default_root
+from shoal.cli.say import say
 from shoal.cli.session import run_session
-from shoal.config import Config, load_config
+from shoal.cli.task import check_fits, introduction, look_at
+from shoal.config import Config
+from shoal.config.load import Layers, load_layers
 from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import UserError
 
@@ -33,6 +38,10 @@ def train(
             help="Go on with the run in this directory, from its newest checkpoint and with its saved "
             "configuration; what is set besides is saved too.",
         ),
+    ] = None,
+    algo: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help=f"The algorithm: {', '.join(PROFILES)}. ppo unless you say."),
     ] = None,
     actors: Annotated[int | None, typer.Option(help="Actor processes.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(help="Environments per actor.")] = None,
@@ -57,6 +66,10 @@ def train(
         bool, typer.Option("--wandb", help="Also send learning curves to Weights & Biases.")
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the effective configuration, and what each value comes from."),
+    ] = False,
 ) -> None:
     """Train on this machine: starts actors, inference, replay and learner, and shows how it goes.
 
@@ -66,6 +79,7 @@ def train(
     """
     target = _target(what, resume, run_dir)
     flags = {
+        "algorithm.name": algo,
         "launch.actors": actors,
         "actor.envs": envs_per_actor,
         "launch.evaluators": evaluators,
@@ -80,10 +94,15 @@ def train(
         "run.wandb": wandb or None,
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
-    config = effective_config(target, [*given, *(set_ or [])])
+    layers = layers_of(target, [*given, *(set_ or [])])
+    config, task = settle(layers, target)
     check_trainable(config)
     check_launched(config)
     _check_run_dir(config, resume)
+    if dry_run:
+        for line in origin_lines(layers.origins(config, task)):
+            say(line)
+        return
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")
     if config.run.wandb:
@@ -117,9 +136,34 @@ def _check_run_dir(config: Config, resumed: str | None) -> None:
         )
 
 
-def effective_config(target: Target, overrides: Sequence[str]) -> Config:
-    """One configuration, with the run's name and directory settled. Later overrides win."""
-    config = load_config(target.file, [*target.overrides, *overrides])
+def layers_of(target: Target, overrides: Sequence[str]) -> Layers:
+    """Later overrides win."""
+    return load_layers(target.file, [*target.overrides, *overrides])
+
+
+def settle(layers: Layers, target: Target) -> tuple[Config, Task | None]:
+    """The effective configuration, and what the environment is like, if that had to be looked at."""
+    config = layers.config()
+    if target.is_complete:
+        return _at_home(config, target), None
+    seen = look_at(config.env)
+    task, algorithm = seen.task, config.algorithm.name
+    check_fits(algorithm, seen)
+    was_named = "name" in layers.merged().get("algorithm", {})
+    say(introduction(algorithm, seen, was_named))
+    return _at_home(layers.config(task), target), task
+
+
+def origin_lines(origins: Iterable[tuple[str, object, str]]) -> Iterator[str]:
+    """`key: value  # origin`, one under the other."""
+    rows = [(f"{key}: {json.dumps(value)}", origin) for key, value, origin in origins]
+    width = min(60, max(len(text) for text, _ in rows))
+    for text, origin in rows:
+        yield f"{text:<{width}}  # {origin}"
+
+
+def _at_home(config: Config, target: Target) -> Config:
+    """With the run's name and directory settled."""
     given = config.run.model_fields_set
     name = config.run.name if "name" in given else target.name
     root = config.run.dir if "dir" in given else default_root(name)

@@ -13,9 +13,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from shoal.algorithms.profile import Tree
 from shoal.config.tree import Config
-
-Tree = dict[str, Any]
 
 # What the key that names a section's variant names.
 _NOUNS = {"kind": "kind", "name": "algorithm"}

@@ -7,14 +7,18 @@ Called by every composition root and by the CLI. Every mistake is a ConfigError 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from shoal.config.explain import Origin, Tree, explain
+from shoal.algorithms.profile import Task, Tree, merge
+from shoal.algorithms.profiles import PROFILES
+from shoal.config.explain import Origin, explain
+from shoal.config.profiles import complete, derived
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
@@ -27,7 +31,7 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
 ) -> Config:
     """The effective configuration. `overrides` are texts like `learner.batch_envs=128`."""
-    return complete_config(read_yaml(path) if path is not None else {}, overrides, environ, path)
+    return load_layers(path, overrides, environ).config()
 
 
 def complete_config(
@@ -36,15 +40,70 @@ def complete_config(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
 ) -> Config:
-    """As `load_config`, with `tree` in the place of the file; it is written over. `file` is for messages."""
-    variables, settings = _from_environment(environ), parse_overrides(overrides)
-    merge(tree, variables)
-    merge(tree, settings)
-    origins = [Origin("--set", settings), Origin(f"a {ENVIRONMENT_PREFIX} variable", variables)]
-    if file is not None:
-        # By now it holds the others' values too: it comes last.
-        origins.append(Origin(str(file), tree, is_file=True))
-    return build_config(tree, origins)
+    """As `load_config`, with `tree` in the place of the file. `file` is for messages."""
+    return Layers(tree, _from_environment(environ), parse_overrides(overrides), file).config()
+
+
+def load_layers(
+    path: Path | None = None, overrides: Sequence[str] = (), environ: Mapping[str, str] = os.environ
+) -> Layers:
+    """What `load_config` puts together, before it does."""
+    tree = read_yaml(path) if path is not None else {}
+    return Layers(tree, _from_environment(environ), parse_overrides(overrides), path)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Where values come from, the weakest first; below them are the algorithm's profile and the defaults."""
+
+    of_file: Tree
+    of_environment: Tree
+    of_flags: Tree
+    file: Path | None = None
+
+    def merged(self) -> Tree:
+        tree: Tree = {}
+        for layer in (self.of_file, self.of_environment, self.of_flags):
+            merge(tree, layer)
+        return tree
+
+    def config(self, task: Task | None = None) -> Config:
+        """`task`: what the environment is like, if that is known. Raises ConfigError."""
+        origins = [
+            Origin("--set", self.of_flags),
+            Origin(f"a {ENVIRONMENT_PREFIX} variable", self.of_environment),
+        ]
+        if self.file is not None:
+            origins.append(Origin(str(self.file), self.of_file, is_file=True))
+        return build_config(complete(self.merged(), task), origins)
+
+    def origins(self, config: Config, task: Task | None = None) -> Iterator[tuple[str, Any, str]]:
+        """Every value of the configuration that these make: its key, the value, and what it comes from."""
+        profile, merged = PROFILES[config.algorithm.name], self.merged()
+        below = profile.tree(task)
+        whole = profile.tree(task)
+        merge(whole, merged)
+        merge(whole, {"algorithm": {"name": profile.name}})
+        name = "file" if self.file is None else str(self.file)
+        layers = [
+            Origin("flag", self.of_flags),
+            Origin("environment", self.of_environment),
+            Origin(name, self.of_file),
+            Origin("derived", derived(whole, profile, task)),
+            Origin(f"profile {profile.name}", below),
+        ]
+        tree = config.model_dump(mode="json", exclude={"security": {"token"}})
+        for keys, value in _leaves(tree, ()):
+            found = (layer.name for layer in layers if layer.has(keys))
+            yield ".".join(keys), value, next(found, "default")
+
+
+def _leaves(tree: Tree, above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*above, key))
+        else:
+            yield (*above, key), value
 
 
 def build_config(tree: Tree, origins: Sequence[Origin] = ()) -> Config:
@@ -98,15 +157,6 @@ def parse_overrides(overrides: Iterable[str]) -> Tree:
             raise ConfigError(f"cannot use --set {text!r}: write it as section.field=value")
         merge(tree, _nest(path.strip().split("."), _yaml_value(value, f"--set {path}")))
     return tree
-
-
-def merge(base: Tree, top: Tree) -> None:
-    """Write `top` over `base`, mapping by mapping."""
-    for key, value in top.items():
-        if isinstance(value, dict) and isinstance(base.get(key), dict):
-            merge(base[key], value)
-        else:
-            base[key] = value
 
 
 def _from_environment(environ: Mapping[str, str]) -> Tree:

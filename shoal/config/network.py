@@ -31,10 +31,26 @@ class PolicySection(Section):
         (64, 64), max_length=16, description="Units of each hidden layer of the MLP."
     )
     activation: Literal["tanh", "relu"] = Field("tanh", description="Non-linearity of the MLP.")
+    value_trunk: Literal["auto", "shared", "separate"] = Field(
+        "auto",
+        description="Whether the value of an `actor_critic` has layers of its own. `auto`: `separate` where "
+        "the observation holds no image and the policy has no recurrent core.",
+    )
+    scale_actions: bool = Field(
+        True,
+        description="An `actor_critic` counts Box actions in half widths of their bounds, from the middle; "
+        "elements without bounds, and all of them if this is false, in the environment's units.",
+    )
+    initial_log_std: float = Field(
+        0.0,
+        ge=-10,
+        le=5,
+        description="Log of the deviation that an `actor_critic` draws Box actions with at the start.",
+    )
     normalise_observations: bool = Field(
         False,
-        description="Arrays of floats get mean 0 and deviation 1 over all that was trained on, clipped to "
-        "+-10; images and categories stay as they are.",
+        description="Numbers get mean 0 and deviation 1 over all that was trained on, clipped to +-10; "
+        "images for convolutions, categories, zeros and ones stay as they are.",
     )
     frame_stack: int = Field(
         1,

@@ -140,9 +140,22 @@ class TransitionTable(SampledTable):
         1,
         ge=1,
         le=1024,
-        description="Steps of reward in a transition; fewer at the end of an episode or unroll.",
+        description="Steps of reward in a transition; fewer at the end of an episode or unroll. Of the table "
+        "that is learned from, the algorithm's if not set.",
     )
-    discount: float = Field(0.99, ge=0, le=1, description="Gamma of the n-step returns.")
+    discount: float = Field(
+        0.99,
+        ge=0,
+        le=1,
+        description="Gamma of the n-step returns. Of the table that is learned from, the algorithm's if not "
+        "set.",
+    )
 
 
 AnyTable = Annotated[QueueTable | SequenceTable | TransitionTable, Field(discriminator="kind")]
+
+TABLES: dict[str, type[TableSection]] = {
+    "queue": QueueTable,
+    "sequence": SequenceTable,
+    "transition": TransitionTable,
+}

@@ -12,9 +12,6 @@ from shoal.config.tables import AnyTable, SampledTable, SequenceTable, Transitio
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
-# What is usual, by the kind of exploration.
-_USUAL = {"epsilon": 0.4, "noise": 0.1}
-
 
 def check_trainable(config: Config) -> None:
     """Raises ConfigError for tables and policies that the algorithm cannot learn from, or are not there."""
@@ -29,38 +26,15 @@ def check_trainable(config: Config) -> None:
             f"config key 'policy.kind': {config.algorithm.name} cannot train a policy of kind "
             f"{config.policy.kind!r}: set it to {trained}, or leave it out"
         )
-    schedule = config.algorithm.learning_rate_schedule
-    if schedule != "constant" and config.stop.steps is None:
-        raise ConfigError(
-            f"config key 'algorithm.learning_rate_schedule': {schedule} falls to 0 over stop.steps, and that "
-            "is not set: set it, or the schedule to constant"
-        )
     check_shareable(config, config.launch.learners)
     replay_tables(config)
     _check_batch(config)
     _check_table(f"replay.tables.{name}", config.replay.tables[name], config)
-    _check_explores(config)
-
-
-def _check_explores(config: Config) -> None:
-    """Nothing by chance: a policy that only ever does what it thinks best learns next to nothing."""
-    name = config.algorithm.name
-    key = config.algorithm.explores_by
-    if key is not None and key not in config.exploration.model_fields_set:
-        raise ConfigError(
-            f"config key 'exploration.{key}': not set, and actions of {name} are explored by nothing else: "
-            f"set it ({_USUAL[key]} is usual; 0 if you mean it)"
-        )
 
 
 def _check_batch(config: Config) -> None:
     """Of the algorithms that go over a batch in parts, or need one of all environments."""
     algorithm, batch_envs = config.algorithm, config.learner.batch_envs
-    if algorithm.num_minibatches > batch_envs:
-        raise ConfigError(
-            f"config key 'algorithm.minibatches': {algorithm.num_minibatches} is above learner.batch_envs "
-            f"({batch_envs}), and each part needs an environment: lower it, or raise the other"
-        )
     if not algorithm.is_synchronous:
         return
     if batch_envs % config.actor.envs:
@@ -110,8 +84,6 @@ def _check_table(path: str, table: AnyTable, config: Config) -> None:
     if isinstance(table, SampledTable):
         _check_begins(path, table, config)
     if isinstance(table, TransitionTable):
-        _check_same(path, "n_step", table.n_step, algorithm.reward_steps)
-        _check_same(path, "discount", table.discount, algorithm.discount)
         _check_rewards_add_up(path, algorithm)
     if isinstance(table, SequenceTable):
         _check_burn_in(algorithm.num_warmup_rows, table.unrolls * config.actor.unroll_length)
@@ -131,15 +103,6 @@ def _check_begins(path: str, table: SampledTable, config: Config) -> None:
         raise ConfigError(
             f"config key '{path}.min_items': {table.min_items} items are {needed} environment steps, and the "
             f"run ends after {most} (stop.steps): nothing would be learnt. Lower the one or raise the other"
-        )
-
-
-def _check_same(path: str, key: str, of_table: float, of_algorithm: float) -> None:
-    """The table sums rewards up as they come; the loss must mean the same by them."""
-    if of_table != of_algorithm:
-        raise ConfigError(
-            f"config key '{path}.{key}': {of_table} differs from algorithm.{key} ({of_algorithm}): "
-            "set both to the same"
         )
 
 

@@ -7,11 +7,11 @@ Every field says what it is, with its unit; bounds are checked; unknown keys are
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.algorithms.profiles import AnyAlgorithm
 from shoal.config.connections import (
     AddressesSection,
@@ -22,6 +22,7 @@ from shoal.config.connections import (
 )
 from shoal.config.learner import LearnerSection, StopSection
 from shoal.config.network import PolicySection
+from shoal.config.profiles import complete
 from shoal.config.tables import AnyTable, QueueTable
 from shoal.section import Section
 
@@ -235,12 +236,6 @@ class LaunchSection(Section):
     )
 
 
-# Kinds of policies by the algorithm that trains them.
-_KINDS = {
-    section.model_fields["name"].default: section.trains for section in get_args(get_args(AnyAlgorithm)[0])
-}
-
-
 class Config(Section):
     """The whole tree."""
 
@@ -253,7 +248,7 @@ class Config(Section):
     replay: ReplaySection = Field(ReplaySection(), description="Replay shards.")
     learner: LearnerSection = Field(LearnerSection(), description="The learner.")
     policy: PolicySection = Field(PolicySection(), description="The network.")
-    algorithm: AnyAlgorithm = Field(ImpalaConfig(), description="The learning algorithm.")
+    algorithm: AnyAlgorithm = Field(PpoConfig(), description="The learning algorithm.")
     stop: StopSection = Field(StopSection(), description="When the run ends.")
     security: SecuritySection = Field(SecuritySection(), description="Who may call.")
     limits: LimitsSection = Field(LimitsSection(), description="Bounds on what comes off a socket.")
@@ -263,15 +258,5 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, tree: object) -> object:
-        """IMPALA unless another algorithm is named; its kind of policy unless another is named."""
-        if not isinstance(tree, dict):
-            return tree
-        algorithm, policy = tree.get("algorithm", {}), tree.get("policy", {})
-        if isinstance(algorithm, dict):
-            algorithm = {"name": "impala", **algorithm}
-            tree = {**tree, "algorithm": algorithm}
-            name = algorithm["name"]
-            kind = _KINDS.get(name) if isinstance(name, str) else None
-            if isinstance(policy, dict) and kind is not None:
-                tree["policy"] = {"kind": kind, **policy}
-        return tree
+        """What is left to the algorithm's profile, and what follows from the rest."""
+        return complete(tree) if isinstance(tree, dict) else tree

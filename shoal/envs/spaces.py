@@ -7,6 +7,7 @@ any thread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -181,7 +182,8 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[_Leaf]:
                 f"{name}: dtype {dtype} of {space} is not supported; use one of {', '.join(DTYPES)}"
             )
         # Policies compute in float32: double precision would only double the bytes on the wire.
-        yield _Leaf(ArraySpec(name, "float32" if dtype == "float64" else dtype, space.shape), path)
+        sent = "float32" if dtype == "float64" else dtype
+        yield _Leaf(ArraySpec(name, sent, space.shape, 0, *_bounds(space)), path)
     elif isinstance(space, spaces.Discrete):
         yield _Leaf(ArraySpec(name, "int64", (), int(space.n)), path, _start(space.start))
     elif isinstance(space, spaces.MultiDiscrete):
@@ -189,9 +191,16 @@ def _leaves(space: Space[Any], path: tuple[str | int, ...]) -> Iterator[_Leaf]:
         spec = ArraySpec(name, "int64", space.shape, int(space.nvec.max()))
         yield _Leaf(spec, path, _start(space.start))
     elif isinstance(space, spaces.MultiBinary):
-        yield _Leaf(ArraySpec(name, "int8", space.shape), path)
+        yield _Leaf(ArraySpec(name, "int8", space.shape, 0, 0.0, 1.0), path)
     else:
         raise UserError(f"{name}: the space {space} is not supported; supported are {_OBSERVATIONS}")
+
+
+def _bounds(space: spaces.Box) -> tuple[float, float]:
+    """The widest of any element; infinite for an array of none."""
+    if not space.low.size:
+        return -math.inf, math.inf
+    return float(space.low.min()), float(space.high.max())
 
 
 def _start(start: Any) -> np.ndarray | None:

@@ -1,7 +1,7 @@
-"""Actor-critic: a distribution over actions and a value, from one trunk. For IMPALA and PPO.
+"""Actor-critic: a distribution over actions and a value, from one trunk or two. For IMPALA and PPO.
 
 Discrete actions are categorical, MultiDiscrete ones a categorical for each element, Box ones a diagonal
-Gaussian whose deviations are the same in every state. One thread at a time.
+Gaussian whose deviations are the same in every state, in half widths of the bounds. One thread at a time.
 
 Legend: S rows of an unroll, B environments, F features, P parameters of the distribution.
 """
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.action_size import num_actions
+from shoal.policy.bounds import ActionUnits
 from shoal.policy.distributions import Categorical, DiagonalGaussian, Distribution
 from shoal.policy.exploration import Choice, in_rows, refuse_noise
 from shoal.policy.masks import allowed_actions
-from shoal.policy.mlp import linear
+from shoal.policy.mlp import MlpEncoder, head
 from shoal.policy.multi_categorical import ElementLayout, MultiCategorical
 from shoal.policy.policy import Acted, Best, Policy
+from shoal.policy.trunk import Trunk
 from shoal.records import (
     ACTION,
     ACTION_MASK,
@@ -47,32 +49,39 @@ class PolicyOutput(NamedTuple):
 class ActorCritic(Policy):
     """`act` gives the action and its log probability under all of the randomness that drew it."""
 
-    only_for_training = ("value_head",)
-
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         num_params = num_actions(spec)
         super().__init__(config, spec)
         self.outputs = (spec.action.array_spec(), ArraySpec(LOG_PROB, "float32", ()))
         action = spec.action
         self.elements = ElementLayout(action.nvec) if isinstance(action, MultiDiscreteAction) else None
-        self.policy_head = linear(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
-        self.value_head = linear(self.trunk.num_features, 1, _VALUE_HEAD_GAIN)
+        self.policy_head = head(self.trunk.num_features, num_params, _POLICY_HEAD_GAIN)
+        self.value_trunk = self._build_value_trunk(config)
+        self.only_for_training = (
+            ("value_head",) if self.value_trunk is None else ("value_head", "value_trunk")
+        )
+        self.value_head = head((self.value_trunk or self.trunk).num_features, 1, _VALUE_HEAD_GAIN)
         # Of a Box action: one deviation per element, the same in every state.
-        self.log_std = nn.Parameter(torch.zeros(num_params)) if isinstance(action, BoxAction) else None
+        self.units: ActionUnits | None = None
+        self.log_std: nn.Parameter | None = None
+        if isinstance(action, BoxAction):
+            self.units = ActionUnits(action, config.scale_actions)
+            self.log_std = nn.Parameter(torch.full((num_params,), config.initial_log_std))
 
     def forward(
         self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
     ) -> PolicyOutput:
         """Of unrolls [S, B, ...] with the state [B, ...] before their first rows."""
-        features = self._unroll(observation, first_SB, state)
-        value_SB = self.value_head(features).squeeze(-1).to(torch.float32)
+        seen = self._seen(observation, first_SB, state)
+        features = self.trunk.unroll(seen, first_SB, state)
+        valued = features if self.value_trunk is None else self.value_trunk.unroll(seen, first_SB, {})
+        value_SB = self.value_head(valued).squeeze(-1).to(torch.float32)
         return PolicyOutput(self._params(features), value_SB)
 
     def distribution(self, params: Tensor, mask: Tensor | None = None) -> Distribution:
         """Over the actions that the observation's `action_mask` allows, if there is one."""
-        action = self.spec.action
-        if isinstance(action, BoxAction):
-            return DiagonalGaussian(params, action.shape)
+        if self.units is not None:
+            return DiagonalGaussian(params, self.units)
         if self.elements is not None:
             return MultiCategorical(Categorical(self.elements.padded(params), self.elements.allowed(mask)))
         return Categorical(params, None if mask is None else allowed_actions(mask))
@@ -103,6 +112,18 @@ class ActorCritic(Policy):
                 "exploration.epsilon of an 'actor_critic' policy is for discrete actions, and those of "
                 f"{self.spec.env_id} are {self.spec.action.describe()}: set it to 0"
             )
+
+    def _build_value_trunk(self, config: PolicySection) -> Trunk | None:
+        """Of its own, if values are not to share the policy's."""
+        is_vector = isinstance(self.trunk.encoder, MlpEncoder) and self.trunk.core is None
+        if config.value_trunk == "shared" or (config.value_trunk == "auto" and not is_vector):
+            return None
+        if self.trunk.core is not None:
+            raise UserError(
+                "policy.value_trunk is 'separate', and a recurrent policy has one memory for both: set it to "
+                "'shared' or 'auto', or policy.recurrent to 'none'"
+            )
+        return Trunk(config, self.seen, config.hidden_sizes)
 
     def _params(self, features: Tensor) -> Tensor:
         # In full precision from here on, whatever the network computes in.

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoal.errors import UserError
-from shoal.policy.images import ImageLayout, to_planes
+from shoal.policy.images import USUAL_MIN_SIDE, ImageLayout
 from shoal.policy.mlp import linear
+from shoal.policy.scaling import BYTES, Scaling
 
 # A spec comes off a socket: it must not be able to ask for images or layers of any size.
 MAX_IMAGE_INPUTS = 1 << 24
 MAX_FLAT_FEATURES = 1 << 18
 
 _GAIN = nn.init.calculate_gain("relu")
-_BYTE = 1.0 / 255.0
 
 
 class Conv(nn.Conv2d):
@@ -66,9 +66,9 @@ class Residual(nn.Module):
         return added
 
 
-def _nature(planes: int) -> nn.Sequential:
+def _nature(planes: int, scale: float) -> nn.Sequential:
     return nn.Sequential(
-        Conv(planes, 32, 8, stride=4, scale=_BYTE),
+        Conv(planes, 32, 8, stride=4, scale=scale),
         nn.ReLU(inplace=True),
         Conv(32, 64, 4, stride=2),
         nn.ReLU(inplace=True),
@@ -77,9 +77,8 @@ def _nature(planes: int) -> nn.Sequential:
     )
 
 
-def _impala(planes: int) -> nn.Sequential:
+def _impala(planes: int, scale: float) -> nn.Sequential:
     layers: list[nn.Module] = []
-    scale = _BYTE
     for channels in (16, 32, 32):
         layers += [Conv(planes, channels, 3, padding=1, scale=scale), nn.MaxPool2d(3, stride=2, padding=1)]
         layers += [Residual(channels), Residual(channels)]
@@ -89,9 +88,10 @@ def _impala(planes: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class ImageNetwork:
-    """One architecture: its convolutions for so many input channels, and what they leave of a side."""
+    """One architecture: its convolutions for so many input channels times a scale, and what they leave of a
+    side."""
 
-    convolutions: Callable[[int], nn.Sequential]
+    convolutions: Callable[[int, float], nn.Sequential]
     side_after: Callable[[int], int]
     channels_after: int
     num_features: int
@@ -100,7 +100,7 @@ class ImageNetwork:
 
 NETWORKS = {
     "nature_cnn": ImageNetwork(
-        _nature, lambda side: ((side - 8) // 4 + 1 - 4) // 2 - 1, 64, 512, min_side=36
+        _nature, lambda side: ((side - 8) // 4 + 1 - 4) // 2 - 1, 64, 512, min_side=USUAL_MIN_SIDE
     ),
     "impala_resnet": ImageNetwork(_impala, lambda side: (side + 7) // 8, 32, 256, min_side=8),
 }
@@ -109,9 +109,12 @@ NETWORKS = {
 class ImageEncoder(nn.Module):
     """Convolutions over one image, or a stack of its frames, and one fully connected layer."""
 
-    def __init__(self, network: ImageNetwork, layout: ImageLayout, num_frames: int) -> None:
+    def __init__(
+        self, network: ImageNetwork, layout: ImageLayout, num_frames: int, scaling: Scaling = BYTES
+    ) -> None:
         super().__init__()
         self.layout = layout
+        self.offset = scaling.offset
         self.num_frames = num_frames
         self.num_features = network.num_features
         planes = layout.channels * num_frames
@@ -125,9 +128,27 @@ class ImageEncoder(nn.Module):
                 f"for the network (limit {MAX_IMAGE_INPUTS}) and {num_flat} features after its convolutions "
                 f"(limit {MAX_FLAT_FEATURES}): wrap the environment so that it shows less"
             )
-        self.convolutions = network.convolutions(planes)
+        self.convolutions = network.convolutions(planes, scaling.scale)
         self.last = linear(num_flat, self.num_features, _GAIN)
 
     def forward(self, images: Tensor) -> Tensor:
         planes = to_planes(images, self.layout, self.num_frames)
+        if self.offset:
+            planes = planes - self.offset
         return functional.relu_(self.last(self.convolutions(planes).flatten(1)))
+
+
+def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
+    """[N, C, H, W] as floats, not scaled; a stack's frames [N, k, ...] become channels, frame by frame.
+
+    In memory the channels are last: convolutions on a CPU train a third faster so.
+    """
+    if num_frames == 1:
+        images = images.unsqueeze(1)
+    if layout.channel_axis is None:
+        images = images.unsqueeze(-1)
+    elif layout.channel_axis == 0:
+        images = images.movedim(2, -1)
+    # Now [N, k, H, W, C]. Moved as they are: bytes take a fourth of the floats' memory.
+    moved = images.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
+    return moved.to(torch.float32).permute(0, 3, 1, 2)

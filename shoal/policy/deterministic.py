@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.config.network import PolicySection
 from shoal.policy.exploration import Choice, in_rows, random_rows
-from shoal.policy.mlp import linear
+from shoal.policy.mlp import head
 from shoal.policy.policy import Acted, Best
 from shoal.policy.twin_q import TwinQPolicy
 from shoal.records import ACTION, EnvSpec
@@ -25,7 +25,7 @@ class DeterministicPolicy(TwinQPolicy):
     def __init__(self, config: PolicySection, spec: EnvSpec) -> None:
         super().__init__(config, spec)
         self.outputs = (spec.action.array_spec(),)
-        self.policy_head = linear(self.trunk.num_features, self.bounds.center.numel(), _POLICY_HEAD_GAIN)
+        self.policy_head = head(self.trunk.num_features, self.bounds.center.numel(), _POLICY_HEAD_GAIN)
 
     def forward(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Actions [S, B, *shape]."""
@@ -52,5 +52,5 @@ class DeterministicPolicy(TwinQPolicy):
         """Both make sense."""
 
     def _unit(self, features: Tensor) -> Tensor:
-        unit: Tensor = self.policy_head(features).to(torch.float32).tanh()
+        unit: Tensor = self.policy_head(features).tanh()
         return unit

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shoal.policy.bounds import ActionUnits
 from shoal.policy.masks import hide
 
 _LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -80,28 +81,27 @@ class Categorical:
 class DiagonalGaussian:
     """Independent normals, one for each element of a Box action. Parameters: means, then log deviations.
 
-    Unbounded: the actor clips what it gives to the environment, the log probability stays that of
-    the sample as drawn.
+    Both are in `units`, and so are densities: what the entropy is does not depend on the numbers that an
+    environment takes. Unbounded: the actor clips what it gives to the environment, the log probability stays
+    that of the sample as drawn.
     """
 
-    def __init__(self, params: Tensor, shape: tuple[int, ...]) -> None:
+    def __init__(self, params: Tensor, units: ActionUnits) -> None:
         self.mean, self.log_std = params.chunk(2, dim=-1)
-        self.shape = shape
+        self.units = units
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return gaussian_log_prob(action.reshape(self.mean.shape), self.mean, self.log_std)
+        return gaussian_log_prob(self.units.to_unit(action), self.mean, self.log_std)
 
     def entropy(self) -> Tensor:
         return (self.log_std + (0.5 + _LOG_SQRT_2PI)).sum(-1)
 
     def sample(self) -> Tensor:
-        return self._shaped(torch.addcmul(self.mean, self.log_std.exp(), torch.randn_like(self.mean)))
+        drawn = torch.addcmul(self.mean, self.log_std.exp(), torch.randn_like(self.mean))
+        return self.units.from_unit(drawn)
 
     def mode(self) -> Tensor:
-        return self._shaped(self.mean)
-
-    def _shaped(self, flat: Tensor) -> Tensor:
-        return flat.reshape(*flat.shape[:-1], *self.shape)
+        return self.units.from_unit(self.mean)
 
 
 def gaussian_log_prob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ from shoal.errors import UserError
 from shoal.policy.conv import NETWORKS, ImageEncoder, ImageNetwork
 from shoal.policy.images import MAX_CHANNELS, ImageLayout, image_layout
 from shoal.policy.mlp import MlpEncoder
+from shoal.policy.normaliser import as_shown, can_normalise
 from shoal.policy.own_encoder import OwnEncoder
+from shoal.policy.scaling import scaling_of
 from shoal.records import ArraySpec
 
 # Each has a network of its own, and a spec comes off a socket.
@@ -51,7 +53,8 @@ def build_encoder(
     """`observation` is as the environment shows it; the encoder sees stacks of `config.frame_stack`."""
     if not observation:
         raise UserError("the environment shows no observation: nothing to learn from")
-    stacks = tuple(_stacked(array, config.frame_stack) for array in observation)
+    shown = {array.name: as_shown(array) for array in normalised_arrays(config, observation)}
+    stacks = tuple(_stacked(shown.get(array.name, array), config.frame_stack) for array in observation)
     if ":" in config.network:
         return OwnEncoder(config.network, config.network_kwargs, stacks)
     if config.network_kwargs:
@@ -65,14 +68,31 @@ def build_encoder(
     layouts = _images(observation, network)
     if not layouts and config.network != "auto":
         raise _no_image(config.network, network, observation)
+    scalings = {array.name: scaling_of(array) for array in observation}
     if len(layouts) > MAX_IMAGES:
         raise UserError(f"the observation holds {len(layouts)} images (limit {MAX_IMAGES}): show fewer")
     rest = tuple(array for array in stacks if array.name not in layouts)
     mlp = MlpEncoder(rest, hidden_sizes, config.activation) if rest else None
     if mlp is not None and not layouts:
         return mlp
-    images = {name: ImageEncoder(network, layout, config.frame_stack) for name, layout in layouts.items()}
+    images = {
+        name: ImageEncoder(network, layout, config.frame_stack, scalings[name])
+        for name, layout in layouts.items()
+    }
     return ImagesEncoder(images, mlp)
+
+
+def normalised_arrays(config: PolicySection, observation: tuple[ArraySpec, ...]) -> tuple[ArraySpec, ...]:
+    """What `policy.normalise_observations` is about: numbers that are no image for a network of images.
+
+    An encoder of the user's own is promised the environment's dtypes: of its arrays only floats are.
+    """
+    if not config.normalise_observations:
+        return ()
+    if ":" in config.network:
+        return tuple(array for array in observation if array.dtype.startswith("float"))
+    images = {} if config.network == "mlp" else _images(observation, _image_network(config.network))
+    return tuple(array for array in observation if array.name not in images and can_normalise(array))
 
 
 def _stacked(array: ArraySpec, num_frames: int) -> ArraySpec:
@@ -96,14 +116,14 @@ def _images(observation: tuple[ArraySpec, ...], network: ImageNetwork) -> dict[s
     return {
         name: layout
         for name, layout in layouts.items()
-        if layout is not None and min(layout.height, layout.width) >= network.min_side
+        if layout is not None and layout.side >= network.min_side
     }
 
 
 def _no_image(name: str, network: ImageNetwork, observation: tuple[ArraySpec, ...]) -> UserError:
     shown = ", ".join(array.describe() for array in observation)
     return UserError(
-        f"policy.network is {name!r}, but the observation holds no image for it: {shown}. An image is uint8 "
-        f"[H, W], [H, W, C] or [C, H, W] with C at most {MAX_CHANNELS}, and H and W at least "
-        f"{network.min_side}: set policy.network to 'auto' or 'mlp', or wrap the environment"
+        f"policy.network is {name!r}, but the observation holds no image for it: {shown}. An image is uint8, "
+        f"or floats with bounds, [H, W], [H, W, C] or [C, H, W] with C at most {MAX_CHANNELS}, and H and W "
+        f"at least {network.min_side}: set policy.network to 'auto' or 'mlp', or wrap the environment"
     )

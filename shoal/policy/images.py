@@ -1,20 +1,22 @@
 """Which arrays of an observation are images, and how their axes lie.
 
-An image is a uint8 array [H, W], [H, W, C] or [C, H, W], its channels being the one axis at the front or at
-the back with at most 4 entries (gray, gray and alpha, RGB, RGBA, or four frames). Used by
-`shoal.policy.encoders`; stateless.
+An image is an array [H, W], [H, W, C] or [C, H, W] of uint8, or of floats with finite bounds, its channels
+being the one axis at the front or at the back with at most 4 entries (gray, gray and alpha, RGB, RGBA, or
+four frames). Used by `shoal.policy.encoders`, and without torch by whoever has to know what is an image.
+Stateless.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from shoal.policy.scaling import has_useful_bounds
 from shoal.records import ArraySpec
 
 MAX_CHANNELS = 4
+# Smaller ones are flattened into the MLP, unless a network for smaller ones is asked for.
+USUAL_MIN_SIDE = 36
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,16 @@ class ImageLayout:
     width: int
     channel_axis: int | None
 
+    @property
+    def side(self) -> int:
+        """The shorter one."""
+        return min(self.height, self.width)
+
 
 def image_layout(array: ArraySpec) -> ImageLayout | None:
     """None of what is no image, by its dtype or by its shape."""
-    if array.dtype != "uint8" or array.num_categories:
+    is_float = array.dtype.startswith("float")
+    if array.num_categories or not (array.dtype == "uint8" or (is_float and has_useful_bounds(array))):
         return None
     shape = array.shape
     if len(shape) == 2:
@@ -43,17 +51,7 @@ def image_layout(array: ArraySpec) -> ImageLayout | None:
     return None
 
 
-def to_planes(images: Tensor, layout: ImageLayout, num_frames: int) -> Tensor:
-    """[N, C, H, W] as floats from 0 to 255; a stack's frames [N, k, ...] become channels, frame by frame.
-
-    In memory the channels are last: convolutions on a CPU train a third faster so.
-    """
-    if num_frames == 1:
-        images = images.unsqueeze(1)
-    if layout.channel_axis is None:
-        images = images.unsqueeze(-1)
-    elif layout.channel_axis == 0:
-        images = images.movedim(2, -1)
-    # Now [N, k, H, W, C]. Moved as bytes: a fourth of the floats' memory.
-    bytes_last = images.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
-    return bytes_last.to(torch.float32).permute(0, 3, 1, 2)
+def has_images(observation: Iterable[ArraySpec]) -> bool:
+    """Whether `policy.network: auto` puts a CNN on some of it."""
+    layouts = (image_layout(array) for array in observation)
+    return any(layout is not None and layout.side >= USUAL_MIN_SIDE for layout in layouts)

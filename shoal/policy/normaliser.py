@@ -1,20 +1,21 @@
 """Observation normalisation: a module of the policy, so that its statistics travel with the weights.
 
-Every array of floats gets mean 0 and deviation 1, element by element, over all observations that the learner
-has trained on; images and categories have scales of their own. Whoever has the weights, inference, `eval` or
-an exported file, sees the same numbers; only the learner, in its training thread, updates them. All frames of
-a stack are treated alike.
+Every element of vectors of numbers gets mean 0 and deviation 1 over all observations that the learner has
+trained on; images for a network of images (`shoal.policy.encoders`), categories and zeros and ones have
+scales of their own. Whoever has the weights, inference, `eval` or an exported file, sees the same numbers;
+only the learner, in its training thread, updates them. All frames of a stack are treated alike.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import UserError
+from shoal.policy.scaling import input_scaling
 from shoal.records import ArraySpec
 
 # What comes out lies within +- this: one odd observation must not drown the others.
@@ -24,8 +25,22 @@ MAX_NORMALISED = 10.0
 _EPSILON = 1e-8
 
 
+def can_normalise(array: ArraySpec) -> bool:
+    """Floats, and integers that are more than 0 and 1. Integers whose bounds are not known stay as they are:
+    so they were in all releases that did not know them, and in their checkpoints."""
+    if array.dtype.startswith("float"):
+        return True
+    return array.num_categories == 0 and array.is_bounded and not (array.low >= 0.0 and array.high <= 1.0)
+
+
+def as_shown(array: ArraySpec) -> ArraySpec:
+    """What comes out of the normaliser: integers become floats."""
+    dtype = array.dtype if array.dtype.startswith("float") else "float32"
+    return replace(array.without_bounds(), dtype=dtype)
+
+
 class ObservationNormaliser(nn.Module):
-    """Before the first update it only clips."""
+    """Before the first update it only clips, and scales integers by their bounds."""
 
     # What acting needs.
     offset: Tensor
@@ -35,17 +50,13 @@ class ObservationNormaliser(nn.Module):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, observation: Iterable[ArraySpec]) -> None:
+    def __init__(self, arrays: Sequence[ArraySpec]) -> None:
+        """Of at least one array, each of which can be normalised."""
         super().__init__()
-        arrays = [array for array in observation if array.dtype.startswith("float")]
-        if not arrays:
-            raise UserError(
-                "policy.normalise_observations is true, but no array of the observation is one of floats: "
-                "set it to false"
-            )
         # Where the elements of each array lie in the vectors.
         self._places: dict[str, slice] = {}
         self._shapes = {array.name: array.shape for array in arrays}
+        self._dtypes = {array.name: _torch_dtype(as_shown(array)) for array in arrays}
         size = 0
         for array in arrays:
             width = math.prod(array.shape)
@@ -56,15 +67,19 @@ class ObservationNormaliser(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        for array in arrays:
+            scaling = input_scaling(array)
+            self.offset[self._places[array.name]] = scaling.offset
+            self.scale[self._places[array.name]] = scaling.scale
 
     def forward(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
         """Arrays [..., *shape] of any leading dimensions; those that are not normalised as they are."""
         normalised = dict(observation)
         for name, place in self._places.items():
-            array, shape = observation[name], self._shapes[name]
-            centred = array - self.offset[place].reshape(shape)
+            shape = self._shapes[name]
+            centred = observation[name].to(torch.float32) - self.offset[place].reshape(shape)
             scaled = centred * self.scale[place].reshape(shape)
-            normalised[name] = scaled.clamp(-MAX_NORMALISED, MAX_NORMALISED).to(array.dtype)
+            normalised[name] = scaled.clamp(-MAX_NORMALISED, MAX_NORMALISED).to(self._dtypes[name])
         return normalised
 
     @torch.no_grad()
@@ -99,3 +114,8 @@ class ObservationNormaliser(nn.Module):
         self.count.add_(num)
         self.offset.copy_(self.mean)
         self.scale.copy_((self.variance + _EPSILON).rsqrt())
+
+
+def _torch_dtype(array: ArraySpec) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, array.dtype)
+    return dtype

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.config.network import PolicySection
+from shoal.policy.encoders import normalised_arrays
 from shoal.policy.exploration import Choice
 from shoal.policy.frames import FrameStack
 from shoal.policy.masks import check_mask
@@ -55,9 +56,11 @@ class Policy(nn.Module, ABC):
         self.spec = spec
         check_mask(spec)
         seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
+        self.seen = seen
         self.frames = FrameStack(seen, config.frame_stack)
         self.trunk = Trunk(config, seen, config.hidden_sizes)
-        self.normaliser = ObservationNormaliser(seen) if config.normalise_observations else None
+        normalised = normalised_arrays(config, seen)
+        self.normaliser = ObservationNormaliser(normalised) if normalised else None
         self.state: tuple[ArraySpec, ...] = (*self.trunk.state, *self.frames.state)
 
     def initial_state(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:

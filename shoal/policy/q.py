@@ -14,7 +14,7 @@ from shoal.policy.action_size import num_actions
 from shoal.policy.distributions import Categorical
 from shoal.policy.exploration import Choice, in_rows, random_rows, refuse_noise
 from shoal.policy.masks import allowed_actions, hide
-from shoal.policy.mlp import hidden_layers, linear
+from shoal.policy.mlp import head, hidden_layers
 from shoal.policy.policy import Acted, Best, Policy
 from shoal.records import ACTION, ACTION_MASK, Q_MAX, Q_VALUE, ArraySpec, DiscreteAction, EnvSpec
 
@@ -29,9 +29,9 @@ class DuelingHead(nn.Module):
         super().__init__()
         units = min(num_features, _MAX_STREAM_UNITS)
         hidden = (units,)
-        self.value = nn.Sequential(hidden_layers(num_features, hidden, "relu"), linear(units, 1, _HEAD_GAIN))
+        self.value = nn.Sequential(hidden_layers(num_features, hidden, "relu"), head(units, 1, _HEAD_GAIN))
         self.advantage = nn.Sequential(
-            hidden_layers(num_features, hidden, "relu"), linear(units, num, _HEAD_GAIN)
+            hidden_layers(num_features, hidden, "relu"), head(units, num, _HEAD_GAIN)
         )
 
     def forward(self, features: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class QPolicy(Policy):
         )
         num_features = self.trunk.num_features
         self.q_head = (
-            DuelingHead(num_features, num) if config.dueling else linear(num_features, num, _HEAD_GAIN)
+            DuelingHead(num_features, num) if config.dueling else head(num_features, num, _HEAD_GAIN)
         )
 
     def forward(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
@@ -92,5 +92,5 @@ class QPolicy(Policy):
         refuse_noise(noise, "q")
 
     def _values(self, features: Tensor) -> Tensor:
-        values: Tensor = self.q_head(features).to(torch.float32)
+        values: Tensor = self.q_head(features)
         return values

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shoal.config.network import PolicySection
 from shoal.policy.exploration import Choice, in_rows, random_rows, refuse_noise
-from shoal.policy.mlp import linear
+from shoal.policy.mlp import head
 from shoal.policy.policy import Acted, Best
 from shoal.policy.squashed import TanhGaussian, latent_of
 from shoal.policy.twin_q import TwinQPolicy
@@ -28,7 +28,7 @@ class SoftActorCritic(TwinQPolicy):
         super().__init__(config, spec)
         self.outputs = (spec.action.array_spec(), ArraySpec(LOG_PROB, "float32", ()))
         num_elements = self.bounds.center.numel()
-        self.policy_head = linear(self.trunk.num_features, 2 * num_elements, _POLICY_HEAD_GAIN)
+        self.policy_head = head(self.trunk.num_features, 2 * num_elements, _POLICY_HEAD_GAIN)
 
     def forward(self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]) -> Tensor:
         """Parameters [S, B, 2 D] of the distribution."""
@@ -65,7 +65,6 @@ class SoftActorCritic(TwinQPolicy):
         refuse_noise(noise, "soft_actor_critic")
 
     def _params(self, features: Tensor) -> Tensor:
-        # In full precision from here on, whatever the network computes in.
-        mean, spread = self.policy_head(features).to(torch.float32).chunk(2, dim=-1)
+        mean, spread = self.policy_head(features).chunk(2, dim=-1)
         log_std = _MIN_LOG_STD + 0.5 * (_MAX_LOG_STD - _MIN_LOG_STD) * (spread.tanh() + 1.0)
         return torch.cat([mean, log_std], dim=-1)

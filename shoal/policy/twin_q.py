@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from shoal.config.network import PolicySection
 from shoal.policy.action_size import num_actions
 from shoal.policy.bounds import Bounds
-from shoal.policy.mlp import hidden_layers, linear
+from shoal.policy.mlp import head, hidden_layers
 from shoal.policy.policy import Policy
 from shoal.policy.trunk import Trunk
-from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
+from shoal.records import ArraySpec, EnvSpec
 
 _VALUE_HEAD_GAIN = 1.0
 
@@ -32,15 +32,13 @@ class Critic(nn.Module):
         self.trunk = Trunk(config, observation, hidden_sizes=())
         width = self.trunk.num_features + num_elements
         self.hidden = hidden_layers(width, config.hidden_sizes, config.activation)
-        self.value_head = linear(
-            config.hidden_sizes[-1] if config.hidden_sizes else width, 1, _VALUE_HEAD_GAIN
-        )
+        self.value_head = head(config.hidden_sizes[-1] if config.hidden_sizes else width, 1, _VALUE_HEAD_GAIN)
 
     def forward(self, observation: dict[str, Tensor], first_SB: Tensor, unit_SBD: Tensor) -> Tensor:
         state = self.trunk.initial_state(first_SB.shape[1], first_SB.device)
         features = self.trunk.unroll(observation, first_SB, state)
         hidden = self.hidden(torch.cat([features, unit_SBD.to(features.dtype)], dim=-1))
-        value_SB: Tensor = self.value_head(hidden).squeeze(-1).to(torch.float32)
+        value_SB: Tensor = self.value_head(hidden).squeeze(-1)
         return value_SB
 
 
@@ -54,8 +52,7 @@ class TwinQPolicy(Policy):
         bounds = Bounds(spec, config.kind)
         super().__init__(config, spec)
         self.bounds = bounds
-        seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
-        self.critics = nn.ModuleList(Critic(config, seen, num_elements) for _ in range(2))
+        self.critics = nn.ModuleList(Critic(config, self.seen, num_elements) for _ in range(2))
 
     def q_values(
         self,

@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/spec.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"`\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.shoal.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x16\n\x0enum_categories\x18\x04 \x01(\x03\"\x1b\n\x0e\x44iscreteAction\x12\t\n\x01n\x18\x01 \x01(\x03\"#\n\x13MultiDiscreteAction\x12\x0c\n\x04nvec\x18\x01 \x03(\x03\"5\n\tBoxAction\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\x0b\n\x03low\x18\x02 \x03(\x01\x12\x0c\n\x04high\x18\x03 \x03(\x01\"\x9f\x01\n\nActionSpec\x12,\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x18.shoal.v1.DiscreteActionH\x00\x12\"\n\x03\x62ox\x18\x02 \x01(\x0b\x32\x13.shoal.v1.BoxActionH\x00\x12\x37\n\x0emulti_discrete\x18\x03 \x01(\x0b\x32\x1d.shoal.v1.MultiDiscreteActionH\x00\x42\x06\n\x04kind\"i\n\x07\x45nvSpec\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12(\n\x0bobservation\x18\x02 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\x12$\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ActionSpecb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13shoal/v1/spec.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"\x96\x01\n\tArraySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.shoal.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x16\n\x0enum_categories\x18\x04 \x01(\x03\x12\x10\n\x03low\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04high\x18\x06 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_lowB\x07\n\x05_high\"\x1b\n\x0e\x44iscreteAction\x12\t\n\x01n\x18\x01 \x01(\x03\"#\n\x13MultiDiscreteAction\x12\x0c\n\x04nvec\x18\x01 \x03(\x03\"5\n\tBoxAction\x12\r\n\x05shape\x18\x01 \x03(\x03\x12\x0b\n\x03low\x18\x02 \x03(\x01\x12\x0c\n\x04high\x18\x03 \x03(\x01\"\x9f\x01\n\nActionSpec\x12,\n\x08\x64iscrete\x18\x01 \x01(\x0b\x32\x18.shoal.v1.DiscreteActionH\x00\x12\"\n\x03\x62ox\x18\x02 \x01(\x0b\x32\x13.shoal.v1.BoxActionH\x00\x12\x37\n\x0emulti_discrete\x18\x03 \x01(\x0b\x32\x1d.shoal.v1.MultiDiscreteActionH\x00\x42\x06\n\x04kind\"i\n\x07\x45nvSpec\x12\x0e\n\x06\x65nv_id\x18\x01 \x01(\t\x12(\n\x0bobservation\x18\x02 \x03(\x0b\x32\x13.shoal.v1.ArraySpec\x12$\n\x06\x61\x63tion\x18\x03 \x01(\x0b\x32\x14.shoal.v1.ActionSpecb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.spec_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ARRAYSPEC']._serialized_start=56
-  _globals['_ARRAYSPEC']._serialized_end=152
-  _globals['_DISCRETEACTION']._serialized_start=154
-  _globals['_DISCRETEACTION']._serialized_end=181
-  _globals['_MULTIDISCRETEACTION']._serialized_start=183
-  _globals['_MULTIDISCRETEACTION']._serialized_end=218
-  _globals['_BOXACTION']._serialized_start=220
-  _globals['_BOXACTION']._serialized_end=273
-  _globals['_ACTIONSPEC']._serialized_start=276
-  _globals['_ACTIONSPEC']._serialized_end=435
-  _globals['_ENVSPEC']._serialized_start=437
-  _globals['_ENVSPEC']._serialized_end=542
+  _globals['_ARRAYSPEC']._serialized_start=57
+  _globals['_ARRAYSPEC']._serialized_end=207
+  _globals['_DISCRETEACTION']._serialized_start=209
+  _globals['_DISCRETEACTION']._serialized_end=236
+  _globals['_MULTIDISCRETEACTION']._serialized_start=238
+  _globals['_MULTIDISCRETEACTION']._serialized_end=273
+  _globals['_BOXACTION']._serialized_start=275
+  _globals['_BOXACTION']._serialized_end=328
+  _globals['_ACTIONSPEC']._serialized_start=331
+  _globals['_ACTIONSPEC']._serialized_end=490
+  _globals['_ENVSPEC']._serialized_start=492
+  _globals['_ENVSPEC']._serialized_end=597
 # @@protoc_insertion_point(module_scope)

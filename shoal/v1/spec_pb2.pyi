@@ -8,16 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ArraySpec(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "num_categories")
+    __slots__ = ("name", "dtype", "shape", "num_categories", "low", "high")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     NUM_CATEGORIES_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: _tensor_pb2.DType
     shape: _containers.RepeatedScalarFieldContainer[int]
     num_categories: int
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., num_categories: _Optional[int] = ...) -> None: ...
+    low: float
+    high: float
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[_Union[_tensor_pb2.DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., num_categories: _Optional[int] = ..., low: _Optional[float] = ..., high: _Optional[float] = ...) -> None: ...
 
 class DiscreteAction(_message.Message):
     __slots__ = ("n",)

@@ -56,19 +56,31 @@ def spec_from_proto(message: spec_pb2.EnvSpec) -> EnvSpec:
 
 
 def array_spec_to_proto(spec: ArraySpec) -> spec_pb2.ArraySpec:
-    return spec_pb2.ArraySpec(
+    message = spec_pb2.ArraySpec(
         name=spec.name,
         dtype=DTYPE_TO_PROTO[codec.dtype_of(spec.dtype).name],  # type: ignore[arg-type]
         shape=spec.shape,
         num_categories=spec.num_categories,
     )
+    if math.isfinite(spec.low):
+        message.low = spec.low
+    if math.isfinite(spec.high):
+        message.high = spec.high
+    return message
 
 
 def array_spec_from_proto(message: spec_pb2.ArraySpec) -> ArraySpec:
     if message.num_categories < 0:
         raise InvalidArgumentError(f"{message.name} has {message.num_categories} categories")
     shape = _checked_shape(message.shape)
-    return ArraySpec(message.name, dtype_from_proto(message.dtype), shape, message.num_categories)
+    low = message.low if message.HasField("low") else -math.inf
+    high = message.high if message.HasField("high") else math.inf
+    try:
+        return ArraySpec(
+            message.name, dtype_from_proto(message.dtype), shape, message.num_categories, low, high
+        )
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
 
 
 def _action_from_proto(message: spec_pb2.ActionSpec) -> ActionSpec:

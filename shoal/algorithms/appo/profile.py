@@ -1,4 +1,4 @@
-"""The settings of appo. No torch."""
+"""What asynchronous PPO can be set to, and what it needs around it. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.algorithms.profile import ANY_ACTION, Profile, TableProfile
 from shoal.algorithms.settings import ClippedSection
 
 
@@ -20,3 +21,34 @@ class AppoConfig(ClippedSection):
     trace_lambda: float = Field(1.0, ge=0, le=1, description="Lambda that scales the trace coefficients c.")
     rho_clip: float = Field(1.0, gt=0, description="Clip of the importance weights rho.")
     c_clip: float = Field(1.0, gt=0, description="Clip of the trace weights c.")
+
+
+PROFILE = Profile(
+    settings=AppoConfig,
+    summary="asynchronous PPO",
+    actions=ANY_ACTION,
+    table=TableProfile(),
+    values={
+        # Two groups: one steps while the other waits for its actions.
+        "actor": {"envs": 32, "groups": 2, "unroll_length": 64},
+        "policy": {"hidden_sizes": [64, 64], "activation": "tanh", "normalise_observations": True},
+        "algorithm": {
+            "learning_rate": 5e-4,
+            "learning_rate_schedule": "linear",
+            "epochs": 4,
+            "minibatches": 8,
+            "entropy_cost": 0.01,
+            "normalise_returns": True,
+            "advantage_noise": 0.01,
+        },
+    },
+    continuous={
+        "policy": {"initial_log_std": -0.5},
+        "algorithm": {"entropy_cost": 0.0},
+    },
+    images={
+        "actor": {"envs": 64, "unroll_length": 32},
+        "policy": {"frame_stack": 4},
+        "algorithm": {"clip": 0.1, "epochs": 2, "minibatches": 4},
+    },
+)

@@ -22,5 +22,9 @@ class Ppo(ClippedAlgorithm):
         return ppo_targets(self.policy, batch, self._config)
 
     @property
+    def recomputes_targets(self) -> bool:
+        return self._config.recompute_advantages
+
+    @property
     def value_clip(self) -> float | None:
         return self._config.value_clip

@@ -1,4 +1,4 @@
-"""The settings of ppo. No torch."""
+"""What PPO can be set to, and what it needs around it. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.algorithms.profile import ANY_ACTION, Profile, TableProfile
 from shoal.algorithms.settings import ClippedSection
 
 
@@ -16,6 +17,11 @@ class PpoConfig(ClippedSection):
     gae_lambda: float = Field(0.95, ge=0, le=1, description="Lambda of generalised advantage estimation.")
     value_clip: float | None = Field(
         None, gt=0, description="New values are clipped to the old ones +- this. `null`: not at all."
+    )
+    recompute_advantages: bool = Field(
+        False,
+        description="Advantages and returns are worked out anew, with the values of the moment, before each "
+        "pass over a batch.",
     )
     synchronous: bool = Field(
         True, description="Actors wait for the newest version before each unroll: all data are on-policy."
@@ -36,3 +42,41 @@ class PpoConfig(ClippedSection):
     @property
     def version_wait_s(self) -> float:
         return self.max_wait_s if self.synchronous else 0.0
+
+
+PROFILE = Profile(
+    settings=PpoConfig,
+    summary="synchronous PPO",
+    actions=ANY_ACTION,
+    table=TableProfile(),
+    values={
+        # One group: while a batch is trained on, all environments wait anyway.
+        "actor": {"envs": 16, "groups": 1, "unroll_length": 128},
+        "policy": {"hidden_sizes": [64, 64], "activation": "tanh", "normalise_observations": True},
+        "algorithm": {
+            "learning_rate": 3e-4,
+            "learning_rate_schedule": "linear",
+            "epochs": 10,
+            "minibatches": 32,
+            "entropy_cost": 0.01,
+            "normalise_returns": True,
+            "advantage_noise": 0.01,
+            "recompute_advantages": True,
+        },
+    },
+    continuous={
+        "policy": {"initial_log_std": -0.5},
+        "algorithm": {"entropy_cost": 0.0},
+    },
+    images={
+        "actor": {"envs": 32, "unroll_length": 64},
+        "policy": {"frame_stack": 4},
+        "algorithm": {
+            "learning_rate": 5e-4,
+            "clip": 0.1,
+            "epochs": 3,
+            "minibatches": 8,
+            "recompute_advantages": False,
+        },
+    },
+)

@@ -1,4 +1,4 @@
-"""The settings of r2d2. No torch."""
+"""What R2D2 can be set to, and what it needs around it. No torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from shoal.algorithms.profile import Profile, TableProfile
 from shoal.algorithms.settings import InitialPriority, ReplayedSection
 
 
@@ -14,7 +15,6 @@ class R2d2Config(ReplayedSection):
 
     trains = "q"
     learns_from = ("sequence",)
-    explores_by = "epsilon"
 
     name: Literal["r2d2"] = Field("r2d2", description="The algorithm.")
     n_step: int = Field(
@@ -46,3 +46,36 @@ class R2d2Config(ReplayedSection):
         return InitialPriority(
             self.n_step, self.discount, self.rescale_epsilon, self.priority_max_share, self.burn_in
         )
+
+
+PROFILE = Profile(
+    settings=R2d2Config,
+    summary="R2D2, recurrent, from a prioritised replay",
+    actions=frozenset({"discrete"}),
+    table=TableProfile(max_steps=300_000, min_steps=2000, alpha=0.9),
+    values={
+        "actor": {"envs": 32, "groups": 2, "unroll_length": 20},
+        "exploration": {"epsilon": 0.3},
+        # Sequences per batch.
+        "learner": {"batch_envs": 64},
+        "policy": {
+            "hidden_sizes": [64],
+            "activation": "relu",
+            "normalise_observations": True,
+            "recurrent": "lstm",
+            "recurrent_size": 64,
+        },
+        "algorithm": {
+            "learning_rate": 1e-3,
+            "max_grad_norm": 10.0,
+            "importance_exponent": 0.6,
+            "updates_per_step": 1 / 320,
+            "target_every": 100,
+        },
+    },
+    images={
+        "policy": {"recurrent_size": 256},
+        "algorithm": {"learning_rate": 2.5e-4, "target_every": 1000},
+    },
+    image_table=TableProfile(max_steps=300_000, min_steps=20_000, alpha=0.9),
+)

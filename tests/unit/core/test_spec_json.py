@@ -48,6 +48,11 @@ def test_it_comes_back(action: ActionSpec) -> None:
         {},
         {"env_id": "x", "observation": 5, "action": {"kind": "discrete", "n": 2}},
         {"env_id": "x", "observation": [{"name": "a"}], "action": {"kind": "discrete", "n": 2}},
+        {
+            "env_id": "x",
+            "observation": [{"name": "a", "dtype": "int8", "shape": [], "low": 2, "high": 1}],
+            "action": {"kind": "discrete", "n": 2},
+        },
         {"env_id": "x", "observation": [], "action": {"kind": "text"}},
         {"env_id": "x", "observation": [], "action": {"kind": "discrete", "n": "many"}},
     ],

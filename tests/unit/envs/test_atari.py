@@ -27,7 +27,7 @@ PLAIN = {"noop_max": 0, "use_fire_reset": False, "repeat_action_probability": 0.
 def test_all_ways_show_the_same(env_id: str, vectorization: Any) -> None:
     with batch_env(env_id, 2, vectorization=vectorization) as env:
         spec = spec_of(env)
-        assert spec.observation == (ArraySpec("observation", "uint8", (84, 84)),)
+        assert spec.observation == (ArraySpec("observation", "uint8", (84, 84), 0, 0.0, 255.0),)
         assert spec.action == DiscreteAction(6)
         assert spec.env_id == env_id
         shown = reset(env)

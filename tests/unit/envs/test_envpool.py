@@ -33,7 +33,7 @@ def test_pong_ends_and_begins() -> None:
 )
 def test_frames_of_pong(kwargs: dict[str, Any], shape: tuple[int, ...]) -> None:
     with batch_env("envpool:Pong-v5", 1, kwargs=kwargs) as env:
-        assert spec_of(env).observation == (ArraySpec("observation", "uint8", shape),)
+        assert spec_of(env).observation == (ArraySpec("observation", "uint8", shape, 0, 0.0, 255.0),)
         assert reset(env).observation["observation"].shape == (1, *shape)
 
 

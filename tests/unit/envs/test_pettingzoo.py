@@ -134,7 +134,7 @@ def test_a_game_with_turns_shows_its_masks() -> None:
     spec = env.slots["policy"].spec
     assert spec.action == DiscreteAction(7)
     assert spec.observation == (
-        ArraySpec("observation.observation", "int8", (6, 7, 2)),
+        ArraySpec("observation.observation", "int8", (6, 7, 2), 0, 0.0, 1.0),
         ArraySpec(ACTION_MASK, "int8", (7,)),
     )
     chance = np.random.default_rng(1)

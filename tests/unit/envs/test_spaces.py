@@ -18,13 +18,22 @@ from shoal.records import ArraySpec, BoxAction, DiscreteAction, MultiDiscreteAct
 @pytest.mark.parametrize(
     ("space", "spec"),
     [
-        (spaces.Box(0, 255, (8, 8, 3), np.uint8), ArraySpec("observation", "uint8", (8, 8, 3))),
-        (spaces.Box(-1, 1, (4,), np.float32), ArraySpec("observation", "float32", (4,))),
-        (spaces.Box(-1, 1, (4,), np.float64), ArraySpec("observation", "float32", (4,))),
-        (spaces.Box(-9, 9, (), np.int16), ArraySpec("observation", "int16", ())),
+        (
+            spaces.Box(0, 255, (8, 8, 3), np.uint8),
+            ArraySpec("observation", "uint8", (8, 8, 3), 0, 0.0, 255.0),
+        ),
+        (spaces.Box(-1, 1, (4,), np.float32), ArraySpec("observation", "float32", (4,), 0, -1.0, 1.0)),
+        # The widest bounds of any element, each side for itself.
+        (
+            spaces.Box(np.array([-1.0, 0.0], "f4"), np.array([0.5, np.inf], "f4")),
+            ArraySpec("observation", "float32", (2,), 0, low=-1.0),
+        ),
+        (spaces.Box(-np.inf, np.inf, (0,), np.float32), ArraySpec("observation", "float32", (0,))),
+        (spaces.Box(-1, 1, (4,), np.float64), ArraySpec("observation", "float32", (4,), 0, -1.0, 1.0)),
+        (spaces.Box(-9, 9, (), np.int16), ArraySpec("observation", "int16", (), 0, -9.0, 9.0)),
         (spaces.Discrete(6), ArraySpec("observation", "int64", (), 6)),
         (spaces.Discrete(6, start=-2), ArraySpec("observation", "int64", (), 6)),
-        (spaces.MultiBinary((2, 3)), ArraySpec("observation", "int8", (2, 3))),
+        (spaces.MultiBinary((2, 3)), ArraySpec("observation", "int8", (2, 3), 0, 0.0, 1.0)),
         (spaces.MultiDiscrete([3, 5]), ArraySpec("observation", "int64", (2,), 5)),
         (spaces.MultiDiscrete([3, 5], start=[1, -1]), ArraySpec("observation", "int64", (2,), 5)),
     ],
@@ -176,7 +185,7 @@ def test_a_mask_in_the_observation_comes_last_and_is_no_observation() -> None:
     adapter = SpaceAdapter(space, spaces.Discrete(3), "auto", num=2)
     spec = adapter.spec("X-v0")
     assert spec.observation == (
-        ArraySpec("observation.zone", "float32", (2,)),
+        ArraySpec("observation.zone", "float32", (2,), 0, -1.0, 1.0),
         ArraySpec("action_mask", "int8", (3,)),
     )
     batch = {"zone": np.ones((2, 2), np.float32), "action_mask": np.array([[1, 0, 1], [0, 0, 1]], np.int8)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,15 @@ import pytest
 
 from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkpoint
 from services.learner.progress import Progress
-from shoal.checkpoint import best_of, sums_of
+from shoal.checkpoint import STATE, best_of, sums_of
 from shoal.config import Config, to_yaml
 from shoal.errors import CheckpointError, UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
 from tests.unit.learner.killing import kill_writers
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
+# Of SPEC, as worked out by a release whose specs had no bounds.
+HASH_WITHOUT_BOUNDS = "779e3e189d7ec449b5833dfdce8b296095087b033ff79d86de09b5ef1ee75096"
 ROOT = Path(__file__).parents[3]
 
 
@@ -98,6 +102,38 @@ def test_another_spec_is_refused_with_both(tmp_path: Path) -> None:
     assert SPEC.describe() in text
     assert other.describe() in text
     assert text.endswith(": use another run.dir")
+
+
+def test_a_checkpoint_from_before_bounds_goes_on(tmp_path: Path) -> None:
+    """Its JSON and its hash are what a release wrote whose specs had no bounds."""
+    store = make_store(tmp_path)
+    path = save(store, 1)
+    state = json.loads((path / STATE).read_text())
+    assert state["spec_hash"] == HASH_WITHOUT_BOUNDS
+    assert "low" not in state["env_spec"]["observation"][0]
+    observation = tuple(replace(array, low=-4.8, high=4.8) for array in SPEC.observation)
+    now = replace(SPEC, observation=observation)
+    assert now.hash() != HASH_WITHOUT_BOUNDS
+    newest(store).check_spec(now, store.path)
+    save(store, 2, now)
+    newest(store).check_spec(now, store.path)
+    with pytest.raises(CheckpointError, match="of another environment"):
+        newest(store).check_spec(
+            replace(SPEC, observation=tuple(replace(array, high=1.0) for array in observation)), store.path
+        )
+
+
+@pytest.mark.parametrize(("high", "goes_on"), [(255.0, True), (1.0, False)])
+def test_bytes_that_were_scaled_otherwise_do_not_go_on(tmp_path: Path, high: float, goes_on: bool) -> None:
+    store = make_store(tmp_path)
+    before = replace(SPEC, observation=(ArraySpec("observation", "uint8", (8,)),))
+    now = replace(SPEC, observation=(ArraySpec("observation", "uint8", (8,), 0, 0.0, high),))
+    save(store, 1, before)
+    if goes_on:
+        newest(store).check_spec(now, store.path)
+        return
+    with pytest.raises(CheckpointError, match=r"bounds of observation uint8\[8\] within 0..1 and scaled it"):
+        newest(store).check_spec(now, store.path)
 
 
 def with_config(config_yaml: str) -> Checkpoint:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from shoal.config.network import PolicySection
 from shoal.errors import UserError
-from shoal.policy.conv import ImageEncoder
+from shoal.policy.conv import ImageEncoder, to_planes
 from shoal.policy.encoders import MAX_IMAGES, Encoder, ImagesEncoder, build_encoder
-from shoal.policy.images import ImageLayout, image_layout, to_planes
+from shoal.policy.images import ImageLayout, image_layout
 from shoal.policy.mlp import MlpEncoder, Tanh
 from shoal.records import ArraySpec
 from tests.unit.policy.stepping import MIXED, VECTOR

@@ -30,6 +30,10 @@ from tests.unit.policy.stepping import (
 )
 
 PICTURE = ArraySpec("observation.picture", "uint8", (3, 9, 8))
+DEPTH = ArraySpec("observation.depth", "float32", (36, 40), 0, -1.0, 3.0)
+MANY = ArraySpec("observation.many", "int64", (2,), 2000)
+COUNTS = ArraySpec("observation.counts", "int32", (3,), 0, -5.0, 5.0)
+FEW = ArraySpec("observation.few", "uint8", (4, 4), 0, 0.0, 9.0)
 LSTM = {"recurrent": "lstm", "recurrent_size": 4}
 GRU = {"recurrent": "gru", "recurrent_size": 4}
 
@@ -49,6 +53,9 @@ CASES: dict[str, tuple[dict[str, object], EnvSpec]] = {
     "q, lstm": ({"kind": "q", "dueling": False, **LSTM}, spec_of(DiscreteAction(4))),
     "soft_actor_critic": ({"kind": "soft_actor_critic"}, spec_of(BOX)),
     "deterministic, gru": ({"kind": "deterministic", **GRU}, spec_of(BOX)),
+    "images of floats": ({}, spec_of(DiscreteAction(3), DEPTH, VECTOR)),
+    "embedded, integers": ({}, spec_of(DiscreteAction(3), MANY, COUNTS)),
+    "normalised integers": ({"normalise_observations": True, **GRU}, spec_of(DiscreteAction(3), COUNTS, FEW)),
     "normalised": ({"normalise_observations": True, "frame_stack": 2}, spec_of(DiscreteAction(3), *MIXED)),
 }
 # Slow to write: a second each.
@@ -58,6 +65,9 @@ ONNX = (
     "gru, stack of a dict",
     "nature_cnn, stack",
     "q, mask",
+    "images of floats",
+    "embedded, integers",
+    "normalised integers",
     "normalised",
 )
 

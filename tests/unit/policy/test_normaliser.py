@@ -14,9 +14,8 @@ from shoal.algorithms.algorithm import build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config.network import PolicySection
-from shoal.errors import UserError
 from shoal.policy.network import ActorCritic, Choice, Policy, build_policy
-from shoal.policy.normaliser import MAX_NORMALISED, ObservationNormaliser
+from shoal.policy.normaliser import MAX_NORMALISED, ObservationNormaliser, can_normalise
 from shoal.policy.twin_q import TwinQPolicy
 from shoal.policy.weights import load_policy_bytes
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec
@@ -83,7 +82,7 @@ def rows_of(batches: list[dict[str, Tensor]], name: str) -> np.ndarray:
 @pytest.mark.parametrize("num_learners", [1, 3])
 def test_statistics_are_those_of_all_observations_together(num_learners: int) -> None:
     spec = spec_of(DiscreteAction(3), VECTOR, *MIXED)
-    normaliser = ObservationNormaliser(spec.observation)
+    normaliser = ObservationNormaliser([array for array in spec.observation if can_normalise(array)])
     batches = [shifted(spec, 5, 3 * num_learners, factor) for factor in (1.0, 30.0, 0.1)]
     for batch in batches:
         parts = [
@@ -261,6 +260,61 @@ def test_statistics_of_several_learners_are_added_up() -> None:
     torch.testing.assert_close(normaliser_of(policy).variance, normaliser_of(twin).variance)
 
 
-def test_observations_without_floats_are_refused() -> None:
-    with pytest.raises(UserError, match=r"normalise_observations is true, but no array .* of floats"):
-        build(spec_of(DiscreteAction(3), PIXELS))
+COUNTS = ArraySpec("observation.counts", "int32", (3,), 0, -(2.0**31), 2.0**31 - 1)
+SMALL = ArraySpec("observation.small", "uint8", (4, 4), 0, 0.0, 255.0)
+BITS = ArraySpec("observation.bits", "int8", (3,), 0, 0.0, 1.0)
+KIND = ArraySpec("observation.kind", "int64", (), 5)
+DEPTH = ArraySpec("observation.depth", "float32", (36, 40), 0, 0.0, 1.0)
+
+
+def test_without_anything_to_normalise_there_is_no_normaliser() -> None:
+    assert build(spec_of(DiscreteAction(3), PIXELS)).normaliser is None
+    assert build(spec_of(DiscreteAction(3), BITS, KIND, DEPTH)).normaliser is None
+
+
+@pytest.mark.parametrize("kind", ["actor_critic", "q", "soft_actor_critic", "deterministic"])
+def test_integers_are_normalised_and_images_of_floats_are_not(kind: str) -> None:
+    action = BOX if "q" != kind != "actor_critic" else DiscreteAction(3)
+    spec = spec_of(action, COUNTS, SMALL, BITS, KIND, DEPTH)
+    policy = build(spec, kind=kind, frame_stack=2)
+    normaliser = normaliser_of(policy)
+    seen = observe(spec, 30, 4)
+    seen[COUNTS.name] += 1000
+    normaliser.observe(normaliser.moments(seen))
+    shown = normaliser(seen)
+    for name in (COUNTS.name, SMALL.name):
+        assert shown[name].dtype == torch.float32
+        rows = shown[name][:-1].flatten(0, 1)
+        torch.testing.assert_close(rows.mean(0), torch.zeros(rows.shape[1:]), atol=1e-4, rtol=0.0)
+        torch.testing.assert_close(rows.std(0, correction=0), torch.ones(rows.shape[1:]), atol=1e-3, rtol=0.0)
+    for array in (BITS, KIND, DEPTH):
+        assert shown[array.name] is seen[array.name]
+    # And acting is unrolling still.
+    first, state = episode_starts(6, 4), random_state(policy, 4)
+    few = {name: array[:6] for name, array in seen.items()}
+    for step, row in zip(step_through(policy, few, first, state, GREEDY), range(6), strict=True):
+        after = policy.state_after(
+            {name: array[: row + 1] for name, array in few.items()}, first[: row + 1], state
+        )
+        for name, tensor in step.state.items():
+            torch.testing.assert_close(tensor, after[name])
+
+
+def test_integers_start_out_scaled_by_their_bounds() -> None:
+    normaliser = ObservationNormaliser((SMALL,))
+    shown = normaliser({SMALL.name: torch.full((1, 4, 4), 51, dtype=torch.uint8)})[SMALL.name]
+    torch.testing.assert_close(shown, torch.full((1, 4, 4), 0.2))
+
+
+def test_specs_without_bounds_are_normalised_as_they_were() -> None:
+    """The statistics in a checkpoint of then are those of the floats alone."""
+    spec = spec_of(DiscreteAction(3), VECTOR, COUNTS, SMALL, BITS)
+    assert normaliser_of(build(spec.without_bounds())).mean.shape == VECTOR.shape
+    assert normaliser_of(build(spec)).mean.shape == (4 + 3 + 16,)
+
+
+def test_an_encoder_of_your_own_gets_the_dtypes_of_the_environment() -> None:
+    spec = spec_of(DiscreteAction(3), VECTOR, COUNTS)
+    policy = build(spec, network="tests.unit.policy.own_counts:make")
+    assert normaliser_of(policy).mean.shape == VECTOR.shape
+    policy.act(observe(spec, 4), torch.zeros(4, dtype=torch.bool), {}, GREEDY)
