@@ -179,6 +179,8 @@ class Episode:
 
     episode_return: float
     num_steps: int
+    # The policy version that chose its first action; -1: not known.
+    first_version: int = -1
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Group:
                 shown = part.step_now(action) if part.is_plain else await part.step(action)
                 stepped = clock()
                 self._shown = shown
-                builder.add(reply, shown, episodes.add(shown))
+                builder.add(reply, shown, episodes.add(shown, reply.policy_version))
                 wait_action += answered - asked
                 env_step += stepped - answered
         finally:

@@ -31,6 +31,13 @@ class RunResult:
     policy: str
     # Times that each guard was raised in the last life of the learner.
     guards: dict[str, int] = field(default_factory=dict)
+    # Mean return of the episodes that began with the untrained policy, and how many they were.
+    untrained_return: float | None = None
+    untrained_episodes: int = 0
+    # The highest mean return of 100 episodes.
+    best_return: float | None = None
+    # Whether the return is above the untrained policy's by more than chance; None: not known.
+    has_learned: bool | None = None
 
 
 def write_result(run_dir: Path, result: RunResult) -> None:

@@ -74,11 +74,11 @@ def _gather_episodes(peers: Peers, episodes: Sequence[Episode], heard: Sequence[
     most = max(other.num_episodes for other in heard)
     if not most or peers.size == 1:
         return tuple(episodes)
-    rows = np.zeros((most, 2))
+    rows = np.zeros((most, 3))
     for row, episode in zip(rows, episodes, strict=False):
-        row[:] = episode.episode_return, episode.num_steps
+        row[:] = episode.episode_return, episode.num_steps, episode.first_version
     return tuple(
-        Episode(float(given), int(num_steps))
+        Episode(float(given), int(num_steps), int(first_version))
         for told, theirs in zip(heard, peers.gather(rows), strict=True)
-        for given, num_steps in theirs[: told.num_episodes]
+        for given, num_steps, first_version in theirs[: told.num_episodes]
     )

@@ -205,7 +205,7 @@ def agree(peers: Peers, out: Path) -> None:
     rounds.append(
         hold_round(peers, Told(False, has_batch=rank == 0, num_transitions=7, policy_version=9 - rank))
     )
-    episodes = [Episode(0.1 + rank, 10**6 + number) for number in range(rank + 1)]
+    episodes = [Episode(0.1 + rank, 10**6 + number, 7 - rank) for number in range(rank + 1)]
     told = Told(
         is_stopping=False,
         has_batch=True,

@@ -134,7 +134,7 @@ def test_learners_agree_on_a_round(played: Callable[[str], list[bytes]]) -> None
     assert len(set(texts)) == 1, "all heard the same"
     waiting, complete, stopping, data, total, empty = texts[0].decode().splitlines()
     assert waiting == repr(round_of(num_transitions=14, policy_version=9))
-    episodes = (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1))
+    episodes = (Episode(0.1, 10**6, 7), Episode(1.1, 10**6, 6), Episode(1.1, 10**6 + 1, 6))
     assert complete == repr(
         round_of(is_complete=True, env_steps=101, num_transitions=11, episodes=episodes, policy_version=11)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillWaiting
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def test_both_train_and_the_chief_publishes_and_saves(tmp_path: Path) -> None:
         assert rig.value("run_env_steps") == 3 * 2 * TRANSITIONS
     assert other.value("policy_version") == 2, "as it was when the last step was agreed on"
     pair.assert_alike()
+
+
+def test_both_know_what_the_untrained_policy_returned(tmp_path: Path) -> None:
+    """The chief alone publishes; guards that go back must see the same on all."""
+    pair = Pair(tmp_path, stop={"steps": 3 * 2 * TRANSITIONS})
+    given = [[begun(7.0, version) for version in (0, 0, 1)], [begun(9.0, version) for version in (0, 1, 1)]]
+    for done in pair.run(*given):
+        result = done.result()
+        assert (result.untrained_episodes, result.untrained_return) == (30, pytest.approx(23 / 3))
+
+
+def begun(episode_return: float, version: int) -> Trajectory:
+    made = trajectory(episode_return=episode_return)
+    return replace(made, episodes=tuple(replace(each, first_version=version) for each in made.episodes))
 
 
 def test_one_whose_share_is_too_old_adds_nothing(tmp_path: Path) -> None:
