@@ -60,6 +60,11 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
     )
 
 
+def chiefs_version(peers: Peers, policy_version: int) -> int:
+    """The version that the chief is about to publish; what others give does not count."""
+    return int(peers.gather(np.array([policy_version], np.int64))[0][0])
+
+
 _NAMES = tuple(field.name for field in fields(Told))
 
 
