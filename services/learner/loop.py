@@ -26,7 +26,7 @@ from services.learner.result import STOPPED, RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.rollback import go_back
-from services.learner.rounds import Round, Told, chiefs_version, hold_round
+from services.learner.rounds import Round, Told, announce_version, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
@@ -260,9 +260,9 @@ class TrainingLoop:
     def _leave_out_older(self) -> None:
         """All learners do so before anybody has the new version: what it brings never meets what is older."""
         if self._is_synchronous:
-            version = chiefs_version(self._peers, self._progress.policy_version)
-            self._progress.policy_version = version
-            self._ring.refuse_older_than(version)
+            self._progress.policy_version = announce_version(
+                self._peers, self._progress.policy_version, self._ring.refuse_older_than
+            )
 
     def _is_version_due(self) -> bool:
         steps = self._progress.learner_steps

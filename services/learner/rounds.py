@@ -7,7 +7,7 @@ Training thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -60,9 +60,16 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
     )
 
 
-def chiefs_version(peers: Peers, policy_version: int) -> int:
-    """The version that the chief is about to publish; what others give does not count."""
-    return int(peers.gather(np.array([policy_version], np.int64))[0][0])
+def announce_version(peers: Peers, policy_version: int, note: Callable[[int], None]) -> int:
+    """The version that the chief is about to publish: returns on each learner when all have noted it.
+
+    What learners other than the chief give does not count.
+    """
+    told = np.array([policy_version], np.int64)
+    version = int(peers.gather(told)[0][0])
+    note(version)
+    peers.gather(told)
+    return version
 
 
 _NAMES = tuple(field.name for field in fields(Told))

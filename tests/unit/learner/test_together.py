@@ -16,7 +16,7 @@ from services.learner.result import RunResult
 from services.learner.start import await_spec, begin_alike
 from shoal.errors import NonFiniteError
 from shoal.records import EnvSpec, Trajectory
-from tests.unit.learner.test_loop import NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
+from tests.unit.learner.test_loop import LENGTH, NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
 from tests.unit.learner.thread_peers import PATIENCE_S, Meeting, ThreadPeers
 
 
@@ -65,6 +65,25 @@ def test_both_train_and_the_chief_publishes_and_saves(tmp_path: Path) -> None:
         assert rig.value("env_steps_total") == 3 * TRANSITIONS, "its own share"
         assert rig.value("run_env_steps") == 3 * 2 * TRANSITIONS
     assert other.value("policy_version") == 2, "as it was when the last step was agreed on"
+    pair.assert_alike()
+
+
+def test_all_leave_out_what_is_older_before_anybody_has_the_next_version(tmp_path: Path) -> None:
+    """Else what it brings could meet an older unroll in the batch of a learner that does not know yet."""
+    algorithm = {"name": "ppo", "minibatches": 2}
+    pair = Pair(tmp_path, algorithm=algorithm, actor={"unroll_length": LENGTH, "envs": 2 * NUM_ENVS})
+    chief, other = pair.rigs
+    known: list[tuple[int, int, int]] = []
+    publish = chief.publisher.publish
+
+    def look_and_publish(version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
+        known.append((version, chief.ring.min_version, other.ring.min_version))
+        publish(version, weights, untrained)
+
+    chief.publisher.publish = look_and_publish  # type: ignore[method-assign]
+    results = [done.result() for done in pair.run(*[[trajectory(version=v) for v in range(3)]] * 2)]
+    assert [result.learner_steps for result in results] == [3, 3]
+    assert known == [(version, version, version) for version in range(4)]
     pair.assert_alike()
 
 
