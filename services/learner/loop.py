@@ -22,11 +22,11 @@ from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
-from services.learner.result import RunResult
+from services.learner.result import STOPPED, RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.rollback import go_back
-from services.learner.rounds import Round, Told, hold_round
+from services.learner.rounds import Round, Told, announce_version, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
@@ -124,7 +124,7 @@ class TrainingLoop:
         while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
             taken = self._take_batch()
             if taken is None:
-                reason = "stopped"
+                reason = STOPPED
                 break
             try:
                 done = self._step(*taken)
@@ -250,14 +250,21 @@ class TrainingLoop:
             if self._guards.may_roll_back or self._trainer.is_sharded:
                 # What the chief finds in them all must find: they go back together.
                 self._trainer.weights()
+            self._leave_out_older()
             return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
-            if self._is_synchronous:
-                self._ring.refuse_older_than(self._progress.policy_version)
+            self._leave_out_older()
             untrained = self._warms_up and not self._progress.learner_steps
             self._publisher.publish(self._progress.policy_version, weights, untrained)
+
+    def _leave_out_older(self) -> None:
+        """All learners do so before anybody has the new version: what it brings never meets what is older."""
+        if self._is_synchronous:
+            self._progress.policy_version = announce_version(
+                self._peers, self._progress.policy_version, self._ring.refuse_older_than
+            )
 
     def _is_version_due(self) -> bool:
         steps = self._progress.learner_steps

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "result.json"
 
+# The reason of a training that has met no condition of its own.
+STOPPED = "stopped"
+
 
 @dataclass(frozen=True)
 class RunResult:

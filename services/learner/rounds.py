@@ -7,7 +7,7 @@ Training thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -58,6 +58,18 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
         episodes=_gather_episodes(peers, episodes, heard) if is_complete else (),
         policy_version=heard[0].policy_version,
     )
+
+
+def announce_version(peers: Peers, policy_version: int, note: Callable[[int], None]) -> int:
+    """The version that the chief is about to publish: returns on each learner when all have noted it.
+
+    What learners other than the chief give does not count.
+    """
+    told = np.array([policy_version], np.int64)
+    version = int(peers.gather(told)[0][0])
+    note(version)
+    peers.gather(told)
+    return version
 
 
 _NAMES = tuple(field.name for field in fields(Told))

@@ -18,7 +18,7 @@ from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
-from shoal.config.ranks import Ranks
+from shoal.config.ranks import Ranks, batch_share
 from shoal.config.tables import SampledTable
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
@@ -57,7 +57,7 @@ def make_source(config: Config, place: PolicyPlace, ranks: Ranks, metrics: Polic
         shards,
         connect,
         place.table,
-        ranks.share(settings.batch_envs),
+        batch_share(config, ranks.rank, ranks.size),
         config.rpc,
         np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
         prefetch_batches=settings.prefetch_batches,

@@ -229,7 +229,13 @@ class LaunchSection(Section):
     actors: int = Field(1, ge=1, le=1024, description="Actor processes.")
     evaluators: int = Field(0, ge=0, le=64, description="Evaluator processes.")
     inference: int = Field(1, ge=1, le=64, description="Inference replicas.")
-    learners: int = Field(1, ge=1, le=64, description="Learner processes, which train one policy together.")
+    learners: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Learner processes, which train together. Actors of a synchronous run divide their "
+        "unrolls among so many: set it where torchrun starts them, too.",
+    )
     replay_shards: int = Field(1, ge=1, le=256, description="Replay shards.")
     max_restarts: int = Field(
         20, ge=0, le=100_000, description="Crashes of one process in ten minutes before the run is given up."

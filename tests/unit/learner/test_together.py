@@ -17,7 +17,7 @@ from services.learner.result import RunResult
 from services.learner.start import await_spec, begin_alike
 from shoal.errors import NonFiniteError
 from shoal.records import EnvSpec, Trajectory
-from tests.unit.learner.test_loop import NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
+from tests.unit.learner.test_loop import LENGTH, NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
 from tests.unit.learner.thread_peers import PATIENCE_S, Meeting, ThreadPeers
 
 
@@ -81,6 +81,25 @@ def test_both_know_what_the_untrained_policy_returned(tmp_path: Path) -> None:
 def begun(episode_return: float, version: int) -> Trajectory:
     made = trajectory(episode_return=episode_return)
     return replace(made, episodes=tuple(replace(each, first_version=version) for each in made.episodes))
+
+
+def test_all_leave_out_what_is_older_before_anybody_has_the_next_version(tmp_path: Path) -> None:
+    """Else what it brings could meet an older unroll in the batch of a learner that does not know yet."""
+    algorithm = {"name": "ppo", "minibatches": 2}
+    pair = Pair(tmp_path, algorithm=algorithm, actor={"unroll_length": LENGTH, "envs": 2 * NUM_ENVS})
+    chief, other = pair.rigs
+    known: list[tuple[int, int, int]] = []
+    publish = chief.publisher.publish
+
+    def look_and_publish(version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
+        known.append((version, chief.ring.min_version, other.ring.min_version))
+        publish(version, weights, untrained)
+
+    chief.publisher.publish = look_and_publish  # type: ignore[method-assign]
+    results = [done.result() for done in pair.run(*[[trajectory(version=v) for v in range(3)]] * 2)]
+    assert [result.learner_steps for result in results] == [3, 3]
+    assert known == [(version, version, version) for version in range(4)]
+    pair.assert_alike()
 
 
 def test_one_whose_share_is_too_old_adds_nothing(tmp_path: Path) -> None:
