@@ -26,7 +26,7 @@ from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
-from shoal.policy.weights import describe_differences
+from shoal.policy.weights import describe_differences, stack_critics
 
 _POLICY = "policy."
 _ALGORITHM = "algorithm/"
@@ -176,6 +176,8 @@ class Trainer:
         wanted = self._layout()
         if self._optimiser.is_in(state):
             wanted |= self._optimiser.layout()
+        given = {name: np.asarray(array) for name, array in stack_critics(wanted, given).items()}
+        state = state | given
         # Moments of another optimiser: whoever changes it goes on without.
         given = {name: given[name] for name in given if name in wanted or not name.startswith(FAMILIES)}
         differences = describe_differences(wanted, given)
