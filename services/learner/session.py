@@ -69,7 +69,9 @@ async def train(config: Config, policies: Sequence[Parts], ranks: Ranks, stoppin
     peers = await _unless(stopping, _peers(config, ranks, device))
     if peers is None:
         return
-    num_threads = cpu_threads(config.learner.threads, share=len(policies) * ranks.local_size)
+    num_threads = cpu_threads(
+        config.learner.threads, config.algorithm.learner_cpus, share=len(policies) * ranks.local_size
+    )
     ending = asyncio.Event()
     shared = _Shared(config, ending, asyncio.Lock(), num_threads, device, ranks, peers)
     trainings = [asyncio.create_task(_train_policy(shared, parts)) for parts in policies]

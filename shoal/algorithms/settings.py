@@ -92,6 +92,19 @@ class AlgorithmSection(Section):
         return False
 
     @property
+    def learner_cpus(self) -> float:
+        """Part of the CPUs that training computes on, unless `learner.threads` says otherwise.
+
+        All of them if acting waits meanwhile, or is little work: each transition is trained on many times.
+        """
+        return 1.0 if self.replays or self.is_synchronous else 0.5
+
+    @property
+    def inference_cpus(self) -> float:
+        """Part of the CPUs that acting computes on: all of them if training waits meanwhile."""
+        return 1.0 if self.is_synchronous else 0.5
+
+    @property
     def version_wait_s(self) -> float:
         """Longest wait of an actor for the next version, before each unroll; 0: it never waits."""
         return 0.0
