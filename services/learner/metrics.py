@@ -44,7 +44,7 @@ GAUGES = {
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
     "loss": "The loss of the last step.",
     "grad_norm": "Norm of the gradient of the last step, before clipping.",
-    "learning_rate": "Adam's step size at the last step, with schedule and scaling.",
+    "learning_rate": "The optimiser's step size at the last step, with schedule and scaling.",
     "effective_batch_steps": "Environment steps that one step of the optimiser averages over.",
     "policy_version": "Newest published policy version.",
     "policy_lag_mean": "Mean policy lag of the last batch, in versions.",

@@ -70,7 +70,9 @@ async def train(config: Config, policies: Sequence[Parts], ranks: Ranks, stoppin
     groups = await _unless(stopping, _gather_peers(config, ranks, device, len(policies)))
     if groups is None:
         return
-    num_threads = cpu_threads(config.learner.threads, share=len(policies) * ranks.local_size)
+    num_threads = cpu_threads(
+        config.learner.threads, config.algorithm.learner_cpus, share=len(policies) * ranks.local_size
+    )
     ending = asyncio.Event()
     shared = _Shared(config, ending, asyncio.Lock(), num_threads, device, ranks)
     trainings = [

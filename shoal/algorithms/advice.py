@@ -37,7 +37,7 @@ def for_gradients(section: AlgorithmSection) -> str:
 def for_collapse(section: AlgorithmSection) -> str:
     options = [f"lower algorithm.learning_rate (now {section.learning_rate:g})"]
     if section.learning_rate_schedule == "constant":
-        options.append("let it fall over stop.steps (algorithm.learning_rate_schedule=linear)")
+        options.append("let it fall (algorithm.learning_rate_schedule=linear)")
     if getattr(section, "target_kl", 0.0) is None:
         options.append("limit each update (algorithm.target_kl=0.02)")
     return _sentence(options)
@@ -46,7 +46,7 @@ def for_collapse(section: AlgorithmSection) -> str:
 def _what_to_try(section: AlgorithmSection) -> list[str]:
     options = []
     if section.replays:
-        options.append("more updates per environment step (samples_per_insert of the table)")
+        options.append("more algorithm.updates_per_step")
         options.append(f"another algorithm.reward_scale (now {section.reward_scale:g})")
         if section.explores_by is not None:
             options.append(f"more exploration (exploration.{section.explores_by})")

@@ -36,8 +36,10 @@ class AlgorithmSection(Section):
     learns_from: ClassVar[tuple[str, ...]]
     # It learns from data of any policy, again and again.
     replays: ClassVar[bool] = False
+    # The key of `exploration` that explores, for policies without randomness of their own.
+    explores_by: ClassVar[str | None] = None
 
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="The optimiser's step size.")
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
         description="How the step size falls over `schedule_steps`.",
@@ -61,6 +63,25 @@ class AlgorithmSection(Section):
     reference_batch: int = Field(
         256, ge=1, description="Steps of a batch that `learning_rate` is meant for, if it is scaled."
     )
+    optimiser: Literal["adam", "adamw", "rmsprop"] = Field(
+        "adam",
+        description="As in torch. A run that changes it starts with new moments.",
+    )
+    optimiser_epsilon: float = Field(
+        1e-8, gt=0, le=1, description="Added to the root that steps are divided by."
+    )
+    adam_beta_1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean of gradients: adam, adamw.")
+    adam_beta_2: float = Field(
+        0.999, ge=0, lt=1, description="Decay of the mean of squared gradients: adam, adamw."
+    )
+    weight_decay: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Part of each weight, times the step size, that a step takes off: adamw.",
+    )
+    rms_decay: float = Field(0.99, ge=0, lt=1, description="Decay of the mean of squared gradients: rmsprop.")
+    rms_momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of steps: rmsprop.")
     max_grad_norm: float = Field(0.5, gt=0, description="Gradients are scaled down to this norm.")
     discount: float = Field(0.99, ge=0, le=1, description="Discount per step.")
     reward_scale: float = Field(
@@ -82,6 +103,19 @@ class AlgorithmSection(Section):
     def is_synchronous(self) -> bool:
         """Whether actors wait for the newest version, and the learner trains on nothing else."""
         return False
+
+    @property
+    def learner_cpus(self) -> float:
+        """Part of the CPUs that training computes on, unless `learner.threads` says otherwise.
+
+        All of them if acting waits meanwhile, or is little work: each transition is trained on many times.
+        """
+        return 1.0 if self.replays or self.is_synchronous else 0.5
+
+    @property
+    def inference_cpus(self) -> float:
+        """Part of the CPUs that acting computes on: all of them if training waits meanwhile."""
+        return 1.0 if self.is_synchronous else 0.5
 
     @property
     def version_wait_s(self) -> float:
@@ -184,7 +218,9 @@ class ReplayedSection(AlgorithmSection):
 class ContinuousSection(ReplayedSection):
     """What SAC and TD3 have in common."""
 
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size, of actor and critics.")
+    learning_rate: float = Field(
+        3e-4, gt=0, le=1, description="The optimiser's step size, of actor and critics."
+    )
     max_grad_norm: float = Field(1e9, gt=0, description="Gradients are scaled down to this norm.")
     target_rate: float = Field(
         0.005, gt=0, le=1, description="Tau: part of the way that targets go to the networks at each step."

@@ -135,7 +135,7 @@ class Session:
 
         settings = self._saved.config.inference
         device = pick_device(settings.device, "inference.device")
-        torch.set_num_threads(cpu_threads(settings.threads))
+        torch.set_num_threads(cpu_threads(settings.threads, part=0.5))
         torch.manual_seed(self._seed)
         players: dict[str, Player] = {}
         for name, slots in env.slots.items():
