@@ -25,7 +25,7 @@ def test_the_checkpoint_says_what_is_shown(tmp_path: Path, is_shown: bool) -> No
     assert run(["eval", root, "--episodes", "2", "--envs", "2"]) == 0
     out = tmp_path / "policy.pt2"
     assert run(["export", root, "--out", str(out)]) == 0
-    record = json.loads(out.with_suffix(".json").read_text())
+    record = json.loads(out.with_name("policy.pt2.json").read_text())
     meanings = {array["name"]: array["meaning"] for array in record["inputs"]}
     assert ("previous.action" in meanings) is is_shown
     if is_shown:
