@@ -16,7 +16,12 @@ from shoal.algorithms.profiles import DEFAULT, PROFILES
 from shoal.config.tables import TABLES
 
 # What a policy that was saved before these settings came is like. A saved section holds all keys of its time.
-_SINCE_THEN: Tree = {"value_trunk": "shared", "scale_actions": False, "initial_log_std": 0.0}
+_SINCE_THEN: Tree = {
+    "value_trunk": "shared",
+    "scale_actions": False,
+    "initial_log_std": 0.0,
+    "previous_inputs": False,
+}
 _SAVED_POLICY = ("network_kwargs", "hidden_sizes", "activation", "frame_stack", "recurrent_size", "dueling")
 
 # How far either side may be ahead of `samples_per_insert`: a few batches, and what a few appends pay for.
