@@ -185,6 +185,7 @@ async def _prepare(
     # Not while it is held: another learner may be building another policy first.
     seed = policy_seed(config, parts.place.name)
     resumed = await events.run_in_executor(pool, begin_alike, peers, resumed, seed)
+    source.go_on_from(resumed.progress.env_steps)
     layout = BatchLayout(
         spec,
         resumed.algorithm.policy.state,

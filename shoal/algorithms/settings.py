@@ -138,9 +138,9 @@ class AlgorithmSection(Section):
         return 0
 
     @property
-    def beta(self) -> float:
-        """How far the bias of prioritised sampling is corrected."""
-        return 0.0
+    def betas(self) -> tuple[float, float]:
+        """How far the bias of prioritised sampling is corrected, first and at the end of schedules."""
+        return 0.0, 0.0
 
     @property
     def initial_priority(self) -> InitialPriority | None:
@@ -203,7 +203,16 @@ class ReplayedSection(AlgorithmSection):
         1, ge=1, le=1024, description="Steps of reward before the bootstrap, within an item and an episode."
     )
     importance_exponent: float = Field(
-        0.4, ge=0, le=1, description="Beta: how far the bias of prioritised sampling is corrected."
+        0.4,
+        ge=0,
+        le=1,
+        description="Beta: how far the bias of prioritised sampling is corrected at the start.",
+    )
+    importance_exponent_end: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="The same at the end of `schedule_steps`, and ever after; in between it moves evenly.",
     )
 
     @property
@@ -211,8 +220,8 @@ class ReplayedSection(AlgorithmSection):
         return self.n_step
 
     @property
-    def beta(self) -> float:
-        return self.importance_exponent
+    def betas(self) -> tuple[float, float]:
+        return self.importance_exponent, self.importance_exponent_end
 
 
 class ContinuousSection(ReplayedSection):

@@ -38,6 +38,7 @@ PROFILE = Profile(
             "epochs": 4,
             "minibatches": 8,
             "entropy_cost": 0.01,
+            "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
             "advantage_noise": 0.01,
         },

@@ -59,6 +59,7 @@ PROFILE = Profile(
             "epochs": 10,
             "minibatches": 32,
             "entropy_cost": 0.01,
+            "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
             "advantage_noise": 0.01,
             "recompute_advantages": True,
