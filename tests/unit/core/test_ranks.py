@@ -31,6 +31,9 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
         ranks_of({"RANK": rank, "WORLD_SIZE": size})
 
 
+IMPALA = ["algorithm.name=impala", "learner.batch_envs=64"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -40,23 +43,24 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
         (["learner.sharding=fsdp", "learner.compile=true"], "'learner.compile': True does not go with"),
         (["learner.sharding=fsdp", "learner.accumulate=2"], "'learner.accumulate': 2 does not go with"),
         (
-            ["algorithm={name: appo, minibatches: 8}", "learner.batch_envs=8"],
+            ["algorithm={name: appo, minibatches: 8}", "learner.batch_envs=8", "policy.recurrent=lstm"],
             "'algorithm.minibatches': 8 is above the 4 environments",
         ),
         (["learner.accumulate=64"], "'learner.accumulate': 64 is above the 32 environments"),
-        (["algorithm.name=ppo"], "'algorithm.synchronous': 2 learners would wait"),
+        (["algorithm={name: ppo, minibatches: 4}"], "'algorithm.synchronous': 2 learners would wait"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(overrides: list[str], message: str) -> None:
-    config = load_config(None, [*overrides, "launch.learners=2"], {})
+    config = load_config(None, [*IMPALA, *overrides, "launch.learners=2"], {})
     with pytest.raises(ConfigError, match=message):
         check_trainable(config)
     check_shareable(config, 1)
 
 
 def test_what_can_be_shared() -> None:
-    check_trainable(build_config({"launch": {"learners": 4}}))
-    check_shareable(load_config(None, ["algorithm={name: ppo, synchronous: false}"], {}), 2)
+    check_trainable(load_config(None, [*IMPALA, "launch.learners=4"], {}))
+    shared = ["algorithm={name: ppo, synchronous: false, minibatches: 4}", "learner.batch_envs=8"]
+    check_shareable(load_config(None, shared, {}), 2)
 
 
 def test_learners_of_a_machine_listen_in_places_of_their_own() -> None:
