@@ -72,7 +72,11 @@ IMPALA = ["algorithm.name=impala", "learner.batch_envs=64"]
             "'algorithm.minibatches': 3 is above the 2 environments",
         ),
         (
-            ["algorithm={name: ppo, minibatches: 33}", "actor={envs: 16, unroll_length: 4}"],
+            [
+                "algorithm={name: ppo, minibatches: 33}",
+                "actor={envs: 16, unroll_length: 4}",
+                "learner.batch_envs=16",
+            ],
             "'algorithm.minibatches': 33 is above the 32 steps",
         ),
     ],
@@ -81,7 +85,7 @@ def test_what_cannot_be_shared_is_refused(overrides: list[str], message: str) ->
     config = load_config(None, [*IMPALA, *overrides, "launch.learners=2"], {})
     with pytest.raises(ConfigError, match=message):
         check_trainable(config)
-    check_shareable(load_config(None, overrides, {}), 1)
+    check_shareable(load_config(None, [*IMPALA, *overrides], {}), 1)
 
 
 @pytest.mark.parametrize(
@@ -154,4 +158,5 @@ def test_shares_of_a_synchronous_batch_are_all_of_it(num_learners: int, num_acto
 
 
 def test_a_batch_of_others_is_divided_equally() -> None:
-    assert [batch_share(build_config({}), rank, 4) for rank in range(4)] == [16] * 4
+    config = load_config(None, IMPALA, {})
+    assert [batch_share(config, rank, 4) for rank in range(4)] == [16] * 4
