@@ -70,6 +70,11 @@ class PolicySection(Section):
     dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")
 
     @property
+    def has_state(self) -> bool:
+        """It remembers something between steps."""
+        return self.frame_stack > 1 or self.recurrent != "none"
+
+    @property
     def needs_previous(self) -> bool:
         """Environments are to show the previous action and reward."""
         return self.previous_inputs and self.recurrent != "none"

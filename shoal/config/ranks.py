@@ -97,12 +97,16 @@ def check_shareable(config: Config, num_learners: int) -> None:
         return
     _check_divided(config, num_learners)
     share = min(batch_share(config, rank, num_learners) for rank in range(num_learners))
-    for key, num_parts in _parts_of_a_batch(config).items():
-        if num_parts > share:
+    # Parts of an accumulated batch, and those of policies with a state, are whole environments.
+    divisible = {
+        "learner.accumulate": (config.learner.accumulate, share, "environments"),
+        "algorithm.minibatches": (config.algorithm.num_minibatches, *_items_of(config, share)),
+    }
+    for key, (num_parts, most, what) in divisible.items():
+        if num_parts > most:
             raise ConfigError(
-                f"config key '{key}': {num_parts} is above the {share} environments that each of "
-                f"{num_learners} learners has of a batch, and each part needs one: lower it, or raise "
-                "learner.batch_envs"
+                f"config key '{key}': {num_parts} is above the {most} {what} that each of {num_learners} "
+                "learners has of a batch, and each part needs one: lower it, or raise learner.batch_envs"
             )
     if config.learner.sharding == "fsdp":
         _check_divisible(config)
@@ -124,11 +128,11 @@ def _check_divided(config: Config, num_learners: int) -> None:
         )
 
 
-def _parts_of_a_batch(config: Config) -> dict[str, int]:
-    return {
-        "learner.accumulate": config.learner.accumulate,
-        "algorithm.minibatches": config.algorithm.num_minibatches,
-    }
+def _items_of(config: Config, num_envs: int) -> tuple[int, str]:
+    """What minibatches of so many environments are drawn from."""
+    if config.policy.has_state:
+        return num_envs, "environments"
+    return num_envs * config.actor.unroll_length, "steps"
 
 
 def _check_divisible(config: Config) -> None:

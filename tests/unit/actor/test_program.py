@@ -53,7 +53,10 @@ def test_worker_processes_of_asynchronous_environments_import_little() -> None:
 
 def test_a_table_that_is_not_there_is_told_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services.actor", "--set", "learner.table=other"],
+        [
+            *(sys.executable, "-m", "services.actor"),
+            *("--set", "learner.table=other", "--set", "replay.tables={train: {}}"),
+        ],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2

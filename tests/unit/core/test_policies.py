@@ -33,7 +33,7 @@ def test_one_policy_has_the_run_to_itself() -> None:
 
 
 def test_several_policies_have_a_copy_of_the_table_and_a_directory_each() -> None:
-    config = config_of(TWO, "replay.tables={train: {kind: sequence, max_items: 9}, other: {}}")
+    config = config_of(TWO, "replay.tables={train: {max_items: 9}, other: {}}")
     check_trainable(config)
     assert policy_places(config) == (
         PolicyPlace("red", "train-red", Path("/runs/a/policies/red")),

@@ -39,6 +39,9 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
         ranks_of({"RANK": rank, "WORLD_SIZE": size})
 
 
+IMPALA = ["algorithm.name=impala", "learner.batch_envs=64"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -51,7 +54,7 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
         (["learner.sharding=fsdp", "learner.compile=true"], "'learner.compile': True does not go with"),
         (["learner.sharding=fsdp", "learner.accumulate=2"], "'learner.accumulate': 2 does not go with"),
         (
-            ["algorithm={name: appo, minibatches: 8}", "learner.batch_envs=8"],
+            ["algorithm={name: appo, minibatches: 8}", "learner.batch_envs=8", "policy.recurrent=lstm"],
             "'algorithm.minibatches': 8 is above the 4 environments",
         ),
         (["learner.accumulate=64"], "'learner.accumulate': 64 is above the 32 environments"),
@@ -60,16 +63,29 @@ def test_an_impossible_place_is_refused(rank: str, size: str) -> None:
             "'actor.envs': 1 environments cannot be divided among 2 learners",
         ),
         (
-            ["algorithm={name: ppo, minibatches: 3}", "actor={envs: 5, groups: 1}", "learner.batch_envs=5"],
+            [
+                "algorithm={name: ppo, minibatches: 3}",
+                "actor={envs: 5, groups: 1}",
+                "learner.batch_envs=5",
+                "policy.frame_stack=2",
+            ],
             "'algorithm.minibatches': 3 is above the 2 environments",
+        ),
+        (
+            [
+                "algorithm={name: ppo, minibatches: 33}",
+                "actor={envs: 16, unroll_length: 4}",
+                "learner.batch_envs=16",
+            ],
+            "'algorithm.minibatches': 33 is above the 32 steps",
         ),
     ],
 )
 def test_what_cannot_be_shared_is_refused(overrides: list[str], message: str) -> None:
-    config = load_config(None, [*overrides, "launch.learners=2"], {})
+    config = load_config(None, [*IMPALA, *overrides, "launch.learners=2"], {})
     with pytest.raises(ConfigError, match=message):
         check_trainable(config)
-    check_shareable(load_config(None, overrides, {}), 1)
+    check_shareable(load_config(None, [*IMPALA, *overrides], {}), 1)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +111,7 @@ def test_actors_of_a_synchronous_run_must_know_how_many_learners_there_are(
     with pytest.raises(ConfigError, match=message):
         check_shareable(config, started)
     # Others take what comes, and so any number can.
-    check_shareable(load_config(None, [f"launch.learners={launched}"], {}), started)
+    check_shareable(load_config(None, [*IMPALA, f"launch.learners={launched}"], {}), started)
 
 
 def test_learners_of_a_machine_listen_in_places_of_their_own() -> None:
@@ -142,4 +158,5 @@ def test_shares_of_a_synchronous_batch_are_all_of_it(num_learners: int, num_acto
 
 
 def test_a_batch_of_others_is_divided_equally() -> None:
-    assert [batch_share(build_config({}), rank, 4) for rank in range(4)] == [16] * 4
+    config = load_config(None, IMPALA, {})
+    assert [batch_share(config, rank, 4) for rank in range(4)] == [16] * 4
