@@ -44,7 +44,7 @@ from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 NUM_STEPS, NUM_ENVS, NUM_ROWS = 6, 8, 7
-TARGET_KL = 0.05
+TARGET_KL = 0.046
 
 
 def make_algorithm(num_shards: int = 1) -> Algorithm[Any]:
