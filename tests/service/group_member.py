@@ -226,7 +226,7 @@ def gone_back(peers: Peers, out: Path) -> None:
     life.train(3, 4)
     trainer, expected = life.resumed.trainer, life.resumed.trainer.state()
     if peers.rank != 0:
-        for vector in (trainer._flat.data, *trainer._optimiser._vectors.values()):
+        for vector in (trainer._flat.data, *trainer._optimiser.vectors.values()):
             vector.fill_(math.nan)
         trainer._flat.put_back()
     progress = go_back(peers, life.parts.store, life.resumed, before_step=4, seed=1)

@@ -152,20 +152,7 @@ def test_shipped_presets_are_valid(name: str) -> None:
     assert f"[{name}]({name}.yaml)" in (PRESETS / "README.md").read_text()
 
 
-_NO_FLOATS = pytest.mark.xfail(
-    strict=True,
-    raises=UserError,
-    reason="the profile normalises observations, which is refused where none is of floats",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[_NO_FLOATS] if name.endswith(("pong", "breakout")) else [])
-        for name in preset_names()
-    ],
-)
+@pytest.mark.parametrize("name", preset_names())
 def test_shipped_presets_are_complete(name: str) -> None:
     """Nothing has to be looked at: with what a preset says, its policy can be built."""
     config = load_config(PRESETS / f"{name}.yaml", environ={})
