@@ -172,8 +172,8 @@ class ClippedSection(ActorCriticSection):
         4,
         ge=1,
         le=1 << 16,
-        description="Parts of a batch, an optimiser step each: of all its steps, or of its environments where "
-        "the policy has a state.",
+        description="Parts of a batch, an optimiser step each: of its steps, or of its environments if the "
+        "policy has a state.",
     )
     target_kl: float | None = Field(
         None,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import train
+from shoal.cli import task, train
 from shoal.cli.presets import PRESETS, Target, preset_names, resolve, resume
 from shoal.cli.task import Seen
 from shoal.config import Config, load_config
@@ -23,7 +23,7 @@ BOX = BoxAction((2,), (-1.0, -1.0), (1.0, 1.0))
 
 @pytest.fixture(autouse=True)
 def _any_environment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
+    monkeypatch.setattr(task, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
 
 
 def effective_config(target: Target, overrides: list[str]) -> Config:
