@@ -52,8 +52,3 @@ class PolicySection(Section):
         "of an episode. Without a core it changes nothing.",
     )
     dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")
-
-    @property
-    def needs_previous(self) -> bool:
-        """Environments are to show the previous action and reward."""
-        return self.previous_inputs and self.recurrent != "none"
