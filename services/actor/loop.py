@@ -33,7 +33,7 @@ from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
 from shoal.envs.hang import HangWatch
 from shoal.envs.make import make_batch_env
-from shoal.envs.previous import show_previous
+from shoal.envs.previous import needs_previous, show_previous
 from shoal.envs.restarts import Restarts
 from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
@@ -62,7 +62,7 @@ async def run_actor(config: Config, context: ServiceContext) -> None:
         for _ in range(section.groups):
             env = make_batch_env(config.env, section.envs // section.groups, restarts)
             watched = stack.enter_context(closing(watch.watch(env)))
-            envs.append(show_previous(watched) if config.policy.needs_previous else watched)
+            envs.append(show_previous(watched) if needs_previous(config.policy) else watched)
         watch.start()
         stack.callback(watch.close)
         endpoint = start_metrics_server(section.listen.metrics, context.registry)

@@ -35,9 +35,9 @@ from shoal.checkpoint import (
     step_of,
     sums_of,
 )
-from shoal.config.load import build_config
+from shoal.config.profiles import of_its_time
 from shoal.config.network import PolicySection
-from shoal.errors import CheckpointError, ConfigError, UserError
+from shoal.errors import CheckpointError, UserError
 from shoal.policy.scaling import input_scaling
 from shoal.records import EnvSpec
 from shoal.spec_json import spec_to_json
@@ -79,8 +79,8 @@ class Checkpoint:
             if section.get("recurrent", "none") != "none":
                 # Releases without this setting had cores that saw neither.
                 section.setdefault("previous_inputs", self.env_spec.shows_previous)
-            saved = build_config({"policy": section}).policy.model_dump(mode="json")
-        except (yaml.YAMLError, KeyError, TypeError, ConfigError) as error:
+            saved = PolicySection.model_validate(section | of_its_time(section)).model_dump(mode="json")
+        except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"cannot read the policy section that the checkpoints in {path} were made with: "
                 f"{' '.join(str(error).split())}: use another run.dir"

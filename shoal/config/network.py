@@ -73,8 +73,3 @@ class PolicySection(Section):
     def has_state(self) -> bool:
         """It remembers something between steps."""
         return self.frame_stack > 1 or self.recurrent != "none"
-
-    @property
-    def needs_previous(self) -> bool:
-        """Environments are to show the previous action and reward."""
-        return self.previous_inputs and self.recurrent != "none"

@@ -85,10 +85,15 @@ def derived(merged: Tree, profile: Profile, task: Task | None) -> Tree:
     return found
 
 
-def _policy(policy: Tree, profile: Profile) -> Tree:
+def of_its_time(policy: Tree) -> Tree:
+    """What a policy section that was saved by an older release leaves out, and was then."""
     is_saved = all(key in policy for key in _SAVED_POLICY)
-    usual = {"kind": profile.settings.trains} | (_SINCE_THEN if is_saved else {})
-    return {key: value for key, value in usual.items() if key not in policy}
+    return {key: value for key, value in _SINCE_THEN.items() if key not in policy} if is_saved else {}
+
+
+def _policy(policy: Tree, profile: Profile) -> Tree:
+    kind = {} if "kind" in policy else {"kind": profile.settings.trains}
+    return kind | of_its_time(policy)
 
 
 def _usual_batch(merged: Tree, numbers: _Numbers) -> int:

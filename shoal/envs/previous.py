@@ -13,11 +13,17 @@ from typing import Protocol
 
 import numpy as np
 
+from shoal.config.network import PolicySection
 from shoal.envs.batch import BatchEnv, EnvStep, Slots
 from shoal.records import PREVIOUS_ACTION, PREVIOUS_REWARD, ActionSpec, ArraySpec, BoxAction, EnvSpec
 
 # Of elements of an action that have no bounds to scale them by.
 _MAX_UNBOUNDED = 10.0
+
+
+def needs_previous(policy: PolicySection) -> bool:
+    """Only a recurrent core makes anything of them."""
+    return policy.previous_inputs and policy.recurrent != "none"
 
 
 def show_previous(env: BatchEnv) -> BatchEnv:

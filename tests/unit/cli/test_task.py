@@ -120,7 +120,7 @@ PROBED = "tests.unit.cli.probed"
 def test_an_environment_is_looked_at_whatever_it_prints(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     seen = look_at(EnvSection(id=f"{PROBED}:{name}"))
     (spec,) = seen.specs.values()
-    assert [array.describe() for array in spec.observation] == ["observation float32[2, 3]"]
+    assert [array.describe() for array in spec.observation] == ["observation float32[2, 3] within -1..1"]
     assert spec.action.describe() == "MultiDiscrete([2, 2, 2, 2])"
     assert set(seen.num_slots.values()) == {1}
     assert capfd.readouterr().out == "", "what the environment prints is not the command's"

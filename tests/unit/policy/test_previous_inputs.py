@@ -14,7 +14,7 @@ from services.actor.unroll import UnrollBuilder
 from shoal.clients.inference import ActReply, ActWelcome
 from shoal.config.network import PolicySection
 from shoal.envs.batch import EnvStep, Slots
-from shoal.envs.previous import show_previous, symlog, with_previous
+from shoal.envs.previous import needs_previous, show_previous, symlog, with_previous
 from shoal.policy.exporting import ActingNetwork
 from shoal.policy.network import Choice, Policy, build_policy
 from shoal.policy.playing import PolicyPlayer
@@ -164,9 +164,9 @@ def test_the_core_sees_both(case: str, name: str) -> None:
 
 
 def test_without_a_core_and_without_the_setting_nothing_needs_them() -> None:
-    assert PolicySection.model_validate({"recurrent": "gru"}).needs_previous
-    assert not PolicySection().needs_previous
-    assert not PolicySection.model_validate({"recurrent": "gru", "previous_inputs": False}).needs_previous
+    assert needs_previous(PolicySection.model_validate({"recurrent": "gru"}))
+    assert not needs_previous(PolicySection())
+    assert not needs_previous(PolicySection.model_validate({"recurrent": "gru", "previous_inputs": False}))
 
 
 def test_a_spec_without_them_makes_the_network_of_before() -> None:
