@@ -17,7 +17,7 @@ from benchmarks.learn.records import Record, read_record, runs_of
 from benchmarks.learn.runs import SB3, SHOAL
 from benchmarks.learn.tasks import Task
 from scripts.page_tables import renewed
-from shoal.cli.charts import Axis, Line, duration, line_chart, short
+from shoal.cli.charts import Axis, Line, duration, line_chart
 from shoal.cli.files import write_whole
 
 BEGIN = "<!-- table: made by `make bench-learn` -->"
@@ -59,7 +59,7 @@ def _cells(task: Task, record: Record, folder: str) -> list[str]:
     flags = " ".join(f"`{word}`" for word in _flags(task))
     published = "<br>".join(map(_published, task.published))
     link = f"[curve]({folder}/{task.name}.svg)" if record["runs"] else ""
-    return [task.env, flags, _asked(task), *_figures(runs), published, _sb3(record), link]
+    return [task.env, flags, _asked(task), *_figures(task, runs), published, _sb3(task, record), link]
 
 
 def _flags(task: Task) -> list[str]:
@@ -73,18 +73,19 @@ def _asked(task: Task) -> str:
     return f"{task.score:,g} within {task.within:,}"
 
 
-def _figures(runs: Sequence[Record]) -> list[str]:
+def _figures(task: Task, runs: Sequence[Record]) -> list[str]:
     """Seeds, steps, wall-clock, lowest, final score, steps of a run."""
     if not runs:
         return [""] * 6
     lowest = [run["lowest_after"] for run in runs if run["lowest_after"] is not None]
+    steps = _to_score([run["steps_to_score"] for run in runs], lambda steps: f"{steps:,.0f}")
+    seconds = _to_score([run["seconds_to_score"] for run in runs], duration)
     return [
         str(len(runs)),
-        _to_score([run["steps_to_score"] for run in runs], lambda steps: f"{steps:,.0f}"),
-        _to_score([run["seconds_to_score"] for run in runs], duration),
+        *([steps, seconds] if task.score is not None else ["", ""]),
         number(min(lowest)) if lowest else "",
         _final(runs),
-        f"{short(statistics.median(run['env_steps'] for run in runs))} steps",
+        f"{statistics.median(run['env_steps'] for run in runs):,.0f} steps",
     ]
 
 
@@ -108,12 +109,13 @@ def _published(figure: Published) -> str:
     return f"{figure.value:,} ± {figure.spread:,} ({figure.source.name}: {figure.what})"
 
 
-def _sb3(record: Record) -> str:
+def _sb3(task: Task, record: Record) -> str:
     runs = runs_of(record, SB3)
     if not runs:
         return ""
-    _, steps, seconds, _, final, after = _figures(runs)
-    return f"{runs[0]['algorithm'].upper()}: {steps}, {seconds}; {final} after {after}"
+    _, steps, seconds, _, final, after = _figures(task, runs)
+    to_score = f"{steps} steps, {seconds}; " if steps else ""
+    return f"{runs[0]['algorithm'].upper()}: {to_score}{final} after {after}"
 
 
 def number(value: float) -> str:

@@ -35,7 +35,7 @@ ZOO = Source(
     "SB3 zoo",
     "https://github.com/DLR-RM/rl-baselines3-zoo/blob/master/benchmark.md",
     "One agent with tuned hyperparameters, evaluated over some 150,000 steps (600,000 of Atari), greedy "
-    "except on Atari; the spread is that of episodes. Its authors say that it is not a quantitative benchmark.",
+    'except on Atari; the spread is that of episodes. "Not a quantitative benchmark", say its authors.',
 )
 CLEANRL = Source(
     "CleanRL",

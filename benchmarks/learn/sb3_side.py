@@ -1,7 +1,7 @@
-"""Stable-Baselines3's side of the learning table, run by its own interpreter: nothing of shoal is imported here.
+"""Stable-Baselines3's side of the learning table, in an interpreter of its own: imports nothing of shoal.
 
-`python sb3_side.py ALGO ENV KWARGS STEPS SEED DIRECTORY` trains one agent in one environment with the library's
-defaults and writes `history.jsonl` and `result.json` as shoal does: the mean return of the last 100 training episodes.
+`python sb3_side.py ALGO ENV KWARGS STEPS SEED DIRECTORY` trains in one environment with SB3's defaults
+and writes `history.jsonl` and `result.json` as shoal does: the mean return of the last 100 training episodes.
 """
 
 from __future__ import annotations

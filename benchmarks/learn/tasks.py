@@ -1,4 +1,4 @@
-"""The rows of the learning table: what is trained, for how long, and the score that is asked for. Data only."""
+"""The rows of the learning table: what is trained, for how long, and the score asked for. Data only."""
 
 from __future__ import annotations
 
