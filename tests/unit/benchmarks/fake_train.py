@@ -1,6 +1,6 @@
 """Stands in for `shoal train` where the benchmark is tested: leaves the files of a run without training.
 
-`python fake_train.py MODE train ...`; the mode is `finish`, `fail`, or `wait` (for SIGINT, with a checkpoint).
+`python fake_train.py MODE train ...`, where MODE is `finish`, `fail`, or `wait` (for SIGINT).
 """
 
 from __future__ import annotations
