@@ -18,6 +18,7 @@ from benchmarks import (
     atari_shaped,
     inference_latency,
     learning,
+    off_policy,
     scaling,
     throughput,
     weight_latency,
@@ -37,6 +38,7 @@ class Scale:
     scaling: scaling.Settings = field(default_factory=scaling.Settings)
     weights: weight_latency.Settings = field(default_factory=weight_latency.Settings)
     actors: actor_rates.Settings = field(default_factory=actor_rates.Settings)
+    off_policy: off_policy.Settings = field(default_factory=off_policy.Settings)
 
 
 FULL = Scale()
@@ -49,6 +51,7 @@ QUICK = Scale(
     scaling=scaling.Settings(num_actors=(1, 2), warm_up_s=1.0, measure_s=2.0),
     weights=weight_latency.Settings(warm_up_s=2.0, measure_s=5.0),
     actors=actor_rates.Settings(kinds=actor_rates.KINDS[:3], bare_s=0.5, warm_up_s=1.0, measure_s=2.0),
+    off_policy=off_policy.Settings(num_rounds=1, warm_up_s=2.0, measure_s=4.0, limit_s=1.0, sb3_s=3.0),
 )
 
 
@@ -66,6 +69,7 @@ PARTS: dict[str, Callable[[Scale, Path], object]] = {
     "p4": lambda scale, directory: inference_latency.measure(scale.inference, directory),
     "p7": lambda scale, directory: scaling.measure(scale.scaling, directory),
     "p8": lambda scale, directory: weight_latency.measure(scale.weights, directory),
+    "p12": lambda scale, directory: off_policy.measure(scale.off_policy, directory),
     "actors": lambda scale, directory: actor_rates.measure(scale.actors, directory),
 }
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.peer_venv import PeerMissingError, install
 from shoal.records import Columns
 
 SIDE = Path(__file__).with_name("replay_reverb_side.py")
@@ -25,10 +26,6 @@ REQUIREMENTS = ("dm-reverb[tensorflow]==0.14.0", "tensorflow~=2.15.0")
 # The newest Python that Reverb 0.14 has wheels for.
 PYTHON = "python3.11"
 START_TIMEOUT_S = 120.0
-
-
-class ReverbMissingError(Exception):
-    """Why Reverb cannot run here, in one line."""
 
 
 class ReverbSide:
@@ -54,7 +51,7 @@ def start_reverb(
     processes: list[subprocess.Popen[str]] = []
     try:
         side: ReverbSide | str = _start_side(cache, directory, items, processes)
-    except ReverbMissingError as error:
+    except PeerMissingError as error:
         side = str(error)
     try:
         yield side
@@ -88,25 +85,10 @@ def _start_side(
 
 def _install(venv: Path) -> str:
     """The interpreter of a virtual environment that has Reverb."""
-    python, stamp = venv / "bin/python", venv / ".installed"
-    if stamp.is_file():
-        return str(python)
     base = sys.executable if sys.version_info[:2] == (3, 11) else shutil.which(PYTHON)
     if base is None:
-        raise ReverbMissingError(f"Reverb 0.14 needs {PYTHON}, which is not on the PATH")
-    print("installing Reverb into a virtual environment of its own, once: a few minutes ...", flush=True)
-    for command in (
-        [base, "-m", "venv", "--clear", str(venv)],
-        [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS],
-        # What installs does not always import.
-        [str(python), "-c", "import reverb"],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or ["no message"]
-            raise ReverbMissingError(f"`{' '.join(command[1:5])} ...` failed: {lines[-1]}")
-    stamp.touch()
-    return str(python)
+        raise PeerMissingError(f"Reverb 0.14 needs {PYTHON}, which is not on the PATH")
+    return install("Reverb", venv, base, [REQUIREMENTS], "reverb")
 
 
 def _start(command: list[str], log: Path) -> subprocess.Popen[str]:
@@ -126,6 +108,6 @@ def _read_line(process: subprocess.Popen[str], timeout_s: float) -> dict[str, An
     finally:
         watchdog.cancel()
     if not line:
-        raise ReverbMissingError(f"Reverb's process ended or did not answer within {timeout_s:g} s")
+        raise PeerMissingError(f"Reverb's process ended or did not answer within {timeout_s:g} s")
     answer: dict[str, Any] = json.loads(line)
     return answer

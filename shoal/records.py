@@ -31,6 +31,10 @@ Q_VALUE = "q_value"
 Q_MAX = "q_max"
 # An observation that says which actions are allowed: it is no input of the network.
 ACTION_MASK = "action_mask"
+# Observations that are no environment's own: what was done and what came of it, for recurrent cores.
+PREVIOUS = "previous."
+PREVIOUS_ACTION = f"{PREVIOUS}action"
+PREVIOUS_REWARD = f"{PREVIOUS}reward"
 
 # Columns [1, E, ...] of a trajectory: the policy's state before its first row, by the name that state has.
 INITIAL = "initial."
@@ -162,6 +166,11 @@ class EnvSpec:
         text = json.dumps(tree, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    @property
+    def shows_previous(self) -> bool:
+        """The previous action and reward are among its observations."""
+        return any(array.name.startswith(PREVIOUS) for array in self.observation)
+
     def without_bounds(self) -> EnvSpec:
         """As releases wrote it that did not know the bounds of observations."""
         return replace(self, observation=tuple(array.without_bounds() for array in self.observation))
@@ -179,6 +188,8 @@ class Episode:
 
     episode_return: float
     num_steps: int
+    # The policy version that chose its first action; -1: not known.
+    first_version: int = -1
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,15 @@ def value(name: str) -> str:
 RETURNS = (
     Panel(
         "Return",
-        "Mean of the last 100 training episodes. Flat from the start: look at entropy, KL and gradient "
-        "norm below.",
-        [(learner("episode_return_mean"), WHO)],
+        "Mean of the last 100 training episodes, and of those that began with the untrained policy. Flat "
+        "from the start: look at entropy, KL and gradient norm below.",
+        [
+            (learner("episode_return_mean"), WHO),
+            (
+                f"{learner('untrained_return_mean')} and {learner('untrained_episodes')} > 0",
+                f"{WHO} untrained",
+            ),
+        ],
         width=12,
     ),
     Panel(

@@ -19,7 +19,7 @@ from services.actor.link import InferenceLink
 from services.actor.lockstep import Part
 from services.actor.metrics import ActorMetrics
 from services.actor.priorities import FirstPriorities
-from services.actor.split import split_by_env
+from services.actor.split import split_by_env, split_by_share
 from services.actor.unroll import UnrollBuilder
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActReply, ActStream
@@ -73,6 +73,7 @@ class Group:
         unrolls: int | None = None,
         priorities: FirstPriorities | None = None,
         synchronous: bool = False,
+        shares: Sequence[slice] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Without a sink (an evaluator) unrolls only count episodes.
@@ -80,6 +81,7 @@ class Group:
         `index`: of this group among the actor's. `unrolls`: hand over a trajectory per environment, so many
         of which make a sequence; None: one trajectory of all. `priorities`: for this group alone; None: the
         table sets them. `synchronous`: wait for newer weights after each unroll that was handed over.
+        `shares`: hand over a trajectory for each of these parts of the slots, if there are several.
         """
         self._part = part
         self._link = link
@@ -96,6 +98,7 @@ class Group:
         # Unrolls that make a sequence together belong on one shard; others go wherever there is room.
         self._stream = index if (unrolls or 1) > 1 else None
         self._synchronous = synchronous
+        self._shares = shares
         # Of the weights that may act. It follows what was handed over, not what was dropped: nobody trains
         # on that, so nothing newer may ever come of it.
         self._min_version = 0
@@ -186,7 +189,7 @@ class Group:
                 shown = part.step_now(action) if part.is_plain else await part.step(action)
                 stepped = clock()
                 self._shown = shown
-                builder.add(reply, shown, episodes.add(shown))
+                builder.add(reply, shown, episodes.add(shown, reply.policy_version))
                 wait_action += answered - asked
                 env_step += stepped - answered
         finally:
@@ -245,8 +248,7 @@ class Group:
         metrics.phases.add("wait_ack", self._clock() - encoded)
 
     def _encode(self, trajectory: Trajectory, num_priorities: int) -> list[bytes]:
-        parts = [trajectory] if self._unrolls is None else self._parts(trajectory)
-        payloads = [encode_trajectory(part) for part in parts]
+        payloads = [encode_trajectory(part) for part in self._parts(trajectory)]
         num_bytes = sum(map(len, payloads))
         self._check_encoded(payloads, num_bytes + _PRIORITY_BYTES * num_priorities)
         self._metrics.raw_bytes.inc(sum(column.nbytes for column in trajectory.columns.values()))
@@ -254,6 +256,8 @@ class Group:
         return payloads
 
     def _parts(self, trajectory: Trajectory) -> list[Trajectory]:
+        if self._unrolls is None:
+            return [trajectory] if len(self._shares) < 2 else split_by_share(trajectory, self._shares)
         first_step = self._episodes.num_steps - trajectory.unroll_length
         return split_by_env(trajectory, self._index * trajectory.num_envs, first_step)
 

@@ -15,22 +15,25 @@ from contextlib import AsyncExitStack, closing
 
 from services.actor.assignment import Seat
 from services.actor.exploration import epsilons
-from services.actor.group import Group
+from services.actor.group import Group, Sink
 from services.actor.link import InferenceLink
 from services.actor.lockstep import Lockstep, Part
 from services.actor.metrics import ActorMetrics
 from services.actor.priorities import first_priorities
+from services.actor.shares import DividedSink, slots_by_rank
 from services.actor.waiting import WaitLog
 from shoal.clients.inference import ActHello
 from shoal.clients.inference_grpc import GrpcInferenceClient
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_writer import ReplayWriter
 from shoal.config import Config
-from shoal.config.policies import policy_places, replay_tables
+from shoal.config.policies import policy_places, replay_tables, share_tables
+from shoal.config.ranks import env_shares
 from shoal.config.tables import SequenceTable
 from shoal.envs.batch import BatchEnv
 from shoal.envs.hang import HangWatch
 from shoal.envs.make import make_batch_env
+from shoal.envs.previous import show_previous
 from shoal.envs.restarts import Restarts
 from shoal.heap import keep_freed_memory
 from shoal.metrics import start_metrics_server
@@ -58,7 +61,8 @@ async def run_actor(config: Config, context: ServiceContext) -> None:
         envs = []
         for _ in range(section.groups):
             env = make_batch_env(config.env, section.envs // section.groups, restarts)
-            envs.append(stack.enter_context(closing(watch.watch(env))))
+            watched = stack.enter_context(closing(watch.watch(env)))
+            envs.append(show_previous(watched) if config.policy.needs_previous else watched)
         watch.start()
         stack.callback(watch.close)
         endpoint = start_metrics_server(section.listen.metrics, context.registry)
@@ -90,9 +94,16 @@ class Actor:
         self._life = Life(config.actor.id, secrets.token_hex(8))
         self._inference = AddressBook(config.addresses.inference, config.rpc)
         self._envs = envs
-        self._tables = {place.name: place.table for place in policy_places(config)}
+        # By policy, and of each by rank of the learner if its unrolls are divided among several.
+        self._tables = {place.name: share_tables(config, place) for place in policy_places(config)}
         slots = envs[0].slots if config.actor.mode == "train" else {}
-        self._writers = {policy: self._make_writer(policy, slots[policy].spec) for policy in slots}
+        self._writers = {
+            table: self._make_writer(table, slots[policy].spec)
+            for policy in slots
+            for table in self._tables[policy]
+        }
+        # Of the largest trajectory that goes to a table.
+        self._num_slots: dict[str, int] = {}
         self._locksteps = [Lockstep(env) for env in envs]
         self._groups = [
             self._make_group(index, part)
@@ -141,15 +152,18 @@ class Actor:
         for group in self._groups:
             group.stop()
         await asyncio.wait(groups, timeout=deadline - loop.time())
-        for policy, writer in self._writers.items():
-            unacked = await writer.flush(max(deadline - loop.time(), 0.0))
-            self._metrics.follow_writer(policy, writer.stats)
+        unacked: dict[str, int] = {}
+        for table, writer in self._writers.items():
+            unacked[table] = await writer.flush(max(deadline - loop.time(), 0.0))
+            self._metrics.follow_writer(table, writer.stats)
+        for policy in sorted({group.policy for group in self._groups} if self._writers else ()):
+            tables = self._tables[policy]
             mine = [group for group in self._groups if group.policy == policy]
             log.info(
                 "drained %s: %d trajectories acked, %d not; %d steps handed over, %d dropped",
                 policy,
-                writer.stats.num_acked,
-                unacked,
+                sum(self._writers[table].stats.num_acked for table in tables),
+                sum(unacked[table] for table in tables),
                 sum(group.num_handed_over for group in mine),
                 sum(group.num_dropped for group in mine),
             )
@@ -159,19 +173,16 @@ class Actor:
             await asyncio.sleep(REPORT_EVERY_S)
             self._waits.report()
             self._metrics.follow_envs(sum(env.num_restarts for env in self._envs))
-            for policy, writer in self._writers.items():
-                self._metrics.follow_writer(policy, writer.stats)
+            for table, writer in self._writers.items():
+                self._metrics.follow_writer(table, writer.stats)
             self._report_open()
 
     def _report_open(self) -> None:
         """What would be lost if this process were killed now. An evaluator stores nothing anyway."""
-        recording = unacked = 0
-        for policy, writer in self._writers.items():
-            mine = [group for group in self._groups if group.policy == policy]
-            recording += sum(group.num_recording for group in mine)
-            # All groups of a policy are of one size.
-            num_unacked = writer.num_unacked + sum(group.is_handing_over for group in mine)
-            unacked += num_unacked * mine[0].unroll_size
+        recording = sum(group.num_recording for group in self._groups) if self._writers else 0
+        unacked = sum(group.unroll_size for group in self._groups if group.is_handing_over)
+        for table, writer in self._writers.items():
+            unacked += writer.num_unacked * self._num_slots[table] * self._config.actor.unroll_length
         self._metrics.follow_open(recording=recording, unacked=unacked)
 
     def _make_group(self, index: int, part: Part) -> Group:
@@ -185,11 +196,12 @@ class Actor:
             retry_home_s=config.rpc.resolve_every_s,
             waits=self._waits,
         )
-        table = replay_tables(config)[self._tables[part.policy]]
+        table = replay_tables(config)[self._tables[part.policy][0]]
+        sink, shares = self._sink(index, part)
         return Group(
             part,
             link,
-            self._writers.get(part.policy),
+            sink,
             self._metrics,
             self._waits,
             seed=group_seed(config.run.seed, self._life, index),
@@ -199,7 +211,22 @@ class Actor:
             unrolls=table.unrolls if isinstance(table, SequenceTable) else None,
             priorities=first_priorities(config.algorithm, table),
             synchronous=config.algorithm.is_synchronous,
+            shares=shares,
         )
+
+    def _sink(self, index: int, part: Part) -> tuple[Sink | None, Sequence[slice]]:
+        """Where a group's unrolls go, and the parts of its slots that they are divided into."""
+        if not self._writers:
+            return None, ()
+        section, tables = self._config.actor, self._tables[part.policy]
+        per_group = section.envs // section.groups
+        envs = range(index * per_group, (index + 1) * per_group)
+        slots = slots_by_rank(env_shares(section.envs, len(tables)), envs, part.num_slots)
+        for rank, share in slots.items():
+            largest = self._num_slots.get(tables[rank], 0)
+            self._num_slots[tables[rank]] = max(largest, share.stop - share.start)
+        writers = [self._writers[tables[rank]] for rank in slots]
+        return writers[0] if len(writers) == 1 else DividedSink(writers), tuple(slots.values())
 
     def _hello(self, index: int, part: Part) -> ActHello:
         section, exploration = self._config.actor, self._config.exploration
@@ -218,13 +245,13 @@ class Actor:
             max_wait_s=self._config.algorithm.version_wait_s,
         )
 
-    def _make_writer(self, policy: str, spec: EnvSpec) -> ReplayWriter:
+    def _make_writer(self, table: str, spec: EnvSpec) -> ReplayWriter:
         config = self._config
         return ReplayWriter(
             AddressBook(config.addresses.replay, config.rpc),
             self._dial_replay,
             self._life,
-            self._tables[policy],
+            table,
             config.actor,
             config.rpc,
             declared=(*spec.observation, spec.action.array_spec()),

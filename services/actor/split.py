@@ -1,10 +1,12 @@
-"""Splits a group's unroll into one trajectory per environment, as sequence tables store them.
+"""Splits a group's unroll: one trajectory per environment for sequence tables, one per learner for its share.
 
-A pure function of plain NumPy, called by a group once per unroll. The parts may be views of the unroll's
+Pure functions of plain NumPy, called by a group once per unroll. The parts may be views of the unroll's
 columns: encode them before the next unroll is written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +29,18 @@ def split_by_env(trajectory: Trajectory, first_stream: int, first_step: int) -> 
             first_step,
         )
         for env, columns in enumerate(zip(*by_env, strict=True))
+    ]
+
+
+def split_by_share(trajectory: Trajectory, shares: Sequence[slice]) -> list[Trajectory]:
+    """Columns [T+1, n, ...] of some environments each, with the episodes of these."""
+    episodes = _episodes_by_env(trajectory)
+    return [
+        Trajectory(
+            {name: column[:, share] for name, column in trajectory.columns.items()},
+            tuple(episode for env in range(share.start, share.stop) for episode in episodes.get(env, ())),
+        )
+        for share in shares
     ]
 
 

@@ -41,7 +41,7 @@ async def main(config: Config, context: ServiceContext) -> None:
 
     metrics = InferenceMetrics(context.registry)
     seats, names = Seats(section.max_envs), [place.name for place in policy_places(config)]
-    num_threads = cpu_threads(section.threads, share=len(names))
+    num_threads = cpu_threads(section.threads, config.algorithm.inference_cpus, share=len(names))
     engines = [Engine(section, config.policy, device, metrics, name, seats, num_threads) for name in names]
     backend = Engines(engines)
     servicer = InferenceServicer(backend, config.limits, metrics)

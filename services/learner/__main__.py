@@ -41,7 +41,7 @@ async def main(config: Config, context: ServiceContext) -> None:
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "services.learner.session"))
     lock = await asyncio.to_thread(take_run_dir, config) if ranks.is_chief else None
     metrics = LearnerMetrics(context.registry)
-    policies = build_parts(config, metrics)
+    policies = build_parts(config, metrics, ranks.rank)
     listen = config.learner.listen
     server = RpcServer(listen.grpc, listen.health, config.security, config.limits, config.rpc)
     if ranks.is_chief:

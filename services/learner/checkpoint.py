@@ -75,7 +75,10 @@ class Checkpoint:
     def check_policy(self, policy: PolicySection, path: Path) -> None:
         """Weights of the same shapes can still mean another network: the activation is in no shape."""
         try:
-            section = yaml.safe_load(self.config_yaml)["policy"]
+            section = dict(yaml.safe_load(self.config_yaml)["policy"])
+            if section.get("recurrent", "none") != "none":
+                # Releases without this setting had cores that saw neither.
+                section.setdefault("previous_inputs", self.env_spec.shows_previous)
             saved = build_config({"policy": section}).policy.model_dump(mode="json")
         except (yaml.YAMLError, KeyError, TypeError, ConfigError) as error:
             raise CheckpointError(

@@ -1,6 +1,6 @@
 """From batches to gradients: the loss in its precision, in one go or in parts. Training thread only.
 
-Gradients land in the vector of `services.learner.optimiser`; the trainer decides what becomes of them.
+Gradients land in the vector of `services.learner.flat`; the trainer decides what becomes of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Several learners: `torch.distributed` behind `Peers`, over gloo on CPUs and NCCL on GPUs.
 
-Made by `session`, used by the training thread. Nothing that is exchanged is ever unpickled: numbers and bytes
-only. A learner that dies ends all others' calls at once, a silent one after `learner.peer_timeout_s`.
+Made by `session`, used by the training threads, one group by each. Nothing that is exchanged is ever
+unpickled: numbers and bytes only. A learner that dies ends all others' calls at once, a silent one after
+`learner.peer_timeout_s`.
 """
 
 from __future__ import annotations
@@ -31,31 +32,46 @@ GATHERING_S = 300.0
 class Group:
     """One learner's view of all."""
 
-    def __init__(self, ranks: Ranks, timeout_s: float) -> None:
+    def __init__(self, ranks: Ranks, timeout_s: float, group: dist.ProcessGroup | None = None) -> None:
+        """`group`: None for the default one."""
         self.rank = ranks.rank
         self.size = ranks.size
+        self._ranks = ranks
         self._timeout_s = timeout_s
+        self._group = group
+
+    def for_policies(self, number: int) -> list[Group]:
+        """A group for each policy, whose calls need no order among each other. All learners call this.
+
+        Several are over gloo on GPUs too: NCCL's kernels of several groups may wait for each other there.
+        """
+        if number == 1:
+            return [self]
+        timeout = timedelta(seconds=self._timeout_s)
+        with self._lost():
+            groups = [dist.new_group(timeout=timeout, backend="gloo") for _ in range(number)]
+        return [Group(self._ranks, self._timeout_s, group) for group in groups]
 
     def sum(self, vector: Tensor) -> Tensor:
         with self._lost():
-            dist.all_reduce(vector)
+            dist.all_reduce(vector, group=self._group)
         return vector
 
     def gather(self, numbers: np.ndarray) -> list[np.ndarray]:
         given = torch.from_numpy(np.ascontiguousarray(numbers))
         found = [torch.empty_like(given) for _ in range(self.size)]
         with self._lost():
-            dist.all_gather(found, given)
+            dist.all_gather(found, given, group=self._group)
         return [tensor.numpy() for tensor in found]
 
     def from_chief(self, data: bytes) -> bytes:
         size = torch.tensor([len(data)])
         with self._lost():
-            dist.broadcast(size, 0)
+            dist.broadcast(size, 0, group=self._group)
             content = (
                 np.frombuffer(data, np.uint8).copy() if self.rank == 0 else np.empty(int(size), np.uint8)
             )
-            dist.broadcast(torch.from_numpy(content), 0)
+            dist.broadcast(torch.from_numpy(content), 0, group=self._group)
         return content.tobytes()
 
     def close(self) -> None:

@@ -12,8 +12,12 @@ import os
 from collections.abc import Callable
 
 from services.learner.detectors import Collapse, Explosion, Finding, Growth, Stall
+from services.learner.learning import Clipped, Fallen, Idle, Unexplained
 from services.learner.metrics import PolicyMetrics
+from services.learner.progress import Progress
 from services.learner.trainer import StepOutcome
+from shoal.algorithms import advice
+from shoal.algorithms.settings import AlgorithmSection
 from shoal.config.guards import GuardsSection
 from shoal.errors import NonFiniteError, UserError
 from shoal.metrics import Clock
@@ -23,6 +27,8 @@ log = logging.getLogger(__name__)
 
 NON_FINITE, ENTROPY, VALUE = "non_finite", "entropy_collapse", "value_explosion"
 GRADIENT, THROUGHPUT, MEMORY = "gradient_explosion", "throughput_stall", "memory_growth"
+UNEXPLAINED, CLIPPED = "value_unexplained", "gradients_clipped"
+IDLE, FALLEN = "no_progress", "return_collapse"
 
 ADVICE = {
     ENTROPY: "Raise algorithm.entropy_cost or lower the learning rate, unless the return is what you want",
@@ -34,7 +40,9 @@ ADVICE = {
 
 # Metrics of algorithms that say how far off their values are; the loss itself where there is none.
 _VALUE_LOSSES = ("value_loss", "critic_loss")
-_ENTROPY_METRIC = "entropy"
+_ENTROPY_METRIC, _EXPLAINED_METRIC = "entropy", "explained_variance"
+# Those after which the weights are worth no less than before: they are saved at a stop.
+_MAY_SAVE = (THROUGHPUT, MEMORY, UNEXPLAINED, CLIPPED, IDLE)
 # One that comes and goes is not told more often than this.
 _TELL_EVERY_S = 60.0
 
@@ -63,18 +71,27 @@ class Guards:
     def __init__(
         self,
         settings: GuardsSection,
+        algorithm: AlgorithmSection,
         action: ActionSpec,
         metrics: PolicyMetrics,
         clock: Clock,
         memory: Callable[[], int | None] | None = None,
     ) -> None:
         self._settings = settings
+        self._max_grad_norm = algorithm.max_grad_norm
         self._action = action
         self._metrics = metrics
         self._clock = clock
         self._memory = memory or resident_bytes
+        # How to learn better depends on the algorithm.
+        self._advice = ADVICE | {
+            UNEXPLAINED: advice.for_values(algorithm),
+            CLIPPED: advice.for_gradients(algorithm),
+            IDLE: advice.for_no_progress(algorithm),
+            FALLEN: advice.for_collapse(algorithm),
+        }
         self._actions: dict[str, str] = {
-            name: getattr(settings, name).action for name in (NON_FINITE, *ADVICE)
+            name: getattr(settings, name).action for name in (NON_FINITE, *self._advice)
         }
         self._told_at: dict[str, float] = {}
         self._active: set[str] = set()
@@ -101,23 +118,46 @@ class Guards:
         self._gradients = Explosion(settings.gradient_explosion, "gradient norm")
         self._stall = Stall(settings.throughput_stall)
         self._growth = Growth(settings.memory_growth)
+        self._unexplained = Unexplained(settings.value_unexplained)
+        self._clipped = Clipped(settings.gradients_clipped, self._max_grad_norm)
+        self._idle = Idle(settings.no_progress)
+        self._fallen = Fallen(settings.return_collapse)
 
-    def step(self, learner_steps: int, outcome: StepOutcome) -> None:
+    def step(self, progress: Progress, outcome: StepOutcome) -> None:
         """After a learner step. Raises GuardError or RollBack."""
-        now = self._clock()
-        metrics = outcome.metrics
-        # Tensors that the step has already waited for.
-        if self._is_on(VALUE):
-            name = next((name for name in _VALUE_LOSSES if name in metrics), None)
-            self._values.add(learner_steps, outcome.loss if name is None else float(metrics[name]))
-        if self._is_on(ENTROPY) and _ENTROPY_METRIC in metrics:
-            self._collapse.add(learner_steps, float(metrics[_ENTROPY_METRIC]))
-        self._gradients.add(learner_steps, outcome.grad_norm)
+        now, learner_steps = self._clock(), progress.learner_steps
+        self._watch_training(learner_steps, outcome)
         self._stall.batch(learner_steps, now)
         self._settle(ENTROPY, self._collapse.finding)
         self._settle(VALUE, self._values.finding)
         self._settle(GRADIENT, self._gradients.finding)
+        self._settle(UNEXPLAINED, self._unexplained.finding)
+        self._settle(CLIPPED, self._clipped.finding)
+        self._watch_returns(progress)
         self._look_around(learner_steps, now)
+
+    def _watch_training(self, learner_steps: int, outcome: StepOutcome) -> None:
+        """Metrics are tensors that the step has already waited for."""
+        metrics = outcome.metrics
+        value_loss = next((name for name in _VALUE_LOSSES if name in metrics), None)
+        if self._is_on(VALUE):
+            loss = outcome.loss if value_loss is None else float(metrics[value_loss])
+            self._values.add(learner_steps, loss)
+        if self._is_on(ENTROPY) and _ENTROPY_METRIC in metrics:
+            self._collapse.add(learner_steps, float(metrics[_ENTROPY_METRIC]))
+        if self._is_on(UNEXPLAINED) and value_loss is not None and _EXPLAINED_METRIC in metrics:
+            explained = float(metrics[_EXPLAINED_METRIC])
+            self._unexplained.add(learner_steps, explained, float(metrics[value_loss]))
+        self._gradients.add(learner_steps, outcome.grad_norm)
+        self._clipped.add(learner_steps, outcome.grad_norm)
+
+    def _watch_returns(self, progress: Progress) -> None:
+        if self._is_on(FALLEN):
+            self._fallen.look(progress)
+        self._settle(FALLEN, self._fallen.finding)
+        if self._is_on(IDLE):
+            self._idle.look(progress)
+        self._settle(IDLE, self._idle.finding)
 
     def waited(self, learner_steps: int) -> None:
         """While there is nothing to train on, or what there is is too old. Raises GuardError."""
@@ -156,10 +196,10 @@ class Guards:
         self._active.add(name)
         self._metrics.guard_active(name).set(1)
         self._count(name)
-        text = f"guard {name}: {finding.text}. {ADVICE[name]}"
+        text = f"guard {name}: {finding.text}. {self._advice[name]}"
         if self._actions[name] == "stop":
             # The others warn of what is in the weights: checkpoints before it are better than one of now.
-            raise GuardError(name, text, may_save=name in (THROUGHPUT, MEMORY))
+            raise GuardError(name, text, may_save=name in _MAY_SAVE)
         now = self._clock()
         if now - self._told_at.get(name, now - _TELL_EVERY_S) >= _TELL_EVERY_S:
             self._told_at[name] = now

@@ -22,11 +22,11 @@ from services.learner.peers import Alone, Peers
 from services.learner.priorities import PriorityReturn
 from services.learner.progress import Lag
 from services.learner.reporting import Reporter
-from services.learner.result import RunResult
+from services.learner.result import STOPPED, RunResult
 from services.learner.resume import Resumed
 from services.learner.ring import BatchRing, RingClosed
 from services.learner.rollback import go_back
-from services.learner.rounds import Round, Told, hold_round
+from services.learner.rounds import Round, Told, announce_version, hold_round
 from services.learner.saver import CheckpointSaver
 from services.learner.schedule import LearningRate
 from services.learner.staleness import Fresh, leave_out_stale
@@ -80,7 +80,7 @@ class TrainingLoop:
         self._peers = peers or Alone()
         self._reporter = Reporter(parts.metrics, summaries, ring, clock)
         self._rate = LearningRate(config, ring.length)
-        self._guards = Guards(config.learner.guards, spec.action, parts.metrics, clock)
+        self._guards = Guards(config.learner.guards, config.algorithm, spec.action, parts.metrics, clock)
         self._epoch = clock()
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class TrainingLoop:
         while (reason := self._progress.reason_to_stop(self._config.stop)) is None:
             taken = self._take_batch()
             if taken is None:
-                reason = "stopped"
+                reason = STOPPED
                 break
             try:
                 done = self._step(*taken)
@@ -138,7 +138,7 @@ class TrainingLoop:
                 if self._is_version_due():
                     self._publish()
                 self._reporter.step(self._progress, *last)
-                self._guards.step(self._progress.learner_steps, last[0])
+                self._guards.step(self._progress, last[0])
                 if self._is_due(self._clock() >= next_checkpoint and not saver.is_busy):
                     next_checkpoint = self._clock() + settings.checkpoint_every_s
                     self._save(saver)
@@ -183,6 +183,8 @@ class TrainingLoop:
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if nothing in it counts: all too old, or all agents were away."""
         self._progress.policy_version = agreed.policy_version
+        if not self._progress.learner_steps:
+            self._progress.untrained_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
         self._progress.count_data(agreed.env_steps, agreed.episodes)
         env_steps, episodes = self._counted(slot)
@@ -248,14 +250,21 @@ class TrainingLoop:
             if self._guards.may_roll_back or self._trainer.is_sharded:
                 # What the chief finds in them all must find: they go back together.
                 self._trainer.weights()
+            self._leave_out_older()
             return
         with self._metrics.phases.measure("publish"):
             weights = self._trainer.weights()
             self._progress.policy_version = self._versions.next()
-            if self._is_synchronous:
-                self._ring.refuse_older_than(self._progress.policy_version)
+            self._leave_out_older()
             untrained = self._warms_up and not self._progress.learner_steps
             self._publisher.publish(self._progress.policy_version, weights, untrained)
+
+    def _leave_out_older(self) -> None:
+        """All learners do so before anybody has the new version: what it brings never meets what is older."""
+        if self._is_synchronous:
+            self._progress.policy_version = announce_version(
+                self._peers, self._progress.policy_version, self._ring.refuse_older_than
+            )
 
     def _is_version_due(self) -> bool:
         steps = self._progress.learner_steps
@@ -290,7 +299,16 @@ class TrainingLoop:
 
     def _result(self, reason: str) -> RunResult:
         progress = self._progress
-        log.info("%sdone (%s) at learner step %d", self._metrics.log_label, reason, progress.learner_steps)
+        has_learned = progress.has_learned(self._config.learner.guards.no_progress.standard_errors)
+        verdict = ", has not learned" if has_learned is False and reason != "until_return" else ""
+        log.info(
+            "%sdone (%s) at learner step %d: return %s%s",
+            self._metrics.log_label,
+            reason,
+            progress.learner_steps,
+            progress.describe_return(),
+            verdict,
+        )
         return RunResult(
             reason=reason,
             mean_return=progress.mean_return,
@@ -301,4 +319,8 @@ class TrainingLoop:
             seconds=progress.seconds,
             policy=self._metrics.policy,
             guards=self._guards.fired,
+            untrained_return=progress.untrained_return,
+            untrained_episodes=progress.untrained.num,
+            best_return=None if progress.best is None else progress.best.returns.mean,
+            has_learned=has_learned,
         )

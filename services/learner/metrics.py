@@ -39,10 +39,12 @@ GAUGES = {
     "run_trained_steps": "Steps trained on, over all restarts.",
     "run_steps": "Learner steps, over all restarts.",
     "episode_return_mean": "Mean return of the last 100 episodes (of fewer before there are 100).",
+    "untrained_return_mean": "Mean return of the episodes that began with the untrained policy.",
+    "untrained_episodes": "Episodes that began with the untrained policy and have ended.",
     "episode_length_mean_steps": "Mean length of the last 100 episodes, in environment steps.",
     "loss": "The loss of the last step.",
     "grad_norm": "Norm of the gradient of the last step, before clipping.",
-    "learning_rate": "Adam's step size at the last step, with schedule and scaling.",
+    "learning_rate": "The optimiser's step size at the last step, with schedule and scaling.",
     "effective_batch_steps": "Environment steps that one step of the optimiser averages over.",
     "policy_version": "Newest published policy version.",
     "policy_lag_mean": "Mean policy lag of the last batch, in versions.",
@@ -180,6 +182,8 @@ class PolicyMetrics:
         self.run_trained_steps = gauge("run_trained_steps")
         self.run_steps = gauge("run_steps")
         self.episode_return_mean = gauge("episode_return_mean")
+        self.untrained_return_mean = gauge("untrained_return_mean")
+        self.untrained_episodes = gauge("untrained_episodes")
         self.episode_length_mean = gauge("episode_length_mean_steps")
         self.loss = gauge("loss")
         self.grad_norm = gauge("grad_norm")

@@ -1,129 +1,218 @@
-"""All parameters in one flat vector, and Adam on it.
+"""The optimisers that `algorithm.optimiser` names, on flat vectors of parameters, group by group.
 
-One vector makes every step on all parameters (zeroing, the norm, Adam, the sum over learners, what is
-published) one operation instead of one per layer. Adam is written out because the first step of `torch.optim`
-imports `torch._dynamo`: more than a second before the first trained batch. Training thread only.
+The arithmetic is torch's own: the functions behind `torch.optim`, without its classes, whose construction
+imports `torch._dynamo` (docs/adr/0023). Training thread only.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.rmsprop import rmsprop
 
-from services.learner.peers import Peers, joined
-from shoal.algorithms.algorithm import LossOutput
+from services.learner.flat import FlatParameters
+from shoal.algorithms.algorithm import Algorithm
+from shoal.algorithms.settings import AlgorithmSection
 
-# Each parameter starts on a 64-byte boundary, as an allocation of its own would.
-_ALIGNMENT = 16
+log = logging.getLogger(__name__)
 
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
-
-
-def _one_group(name: str) -> str:
-    return "all"
+_NUM_STEPS = "num_steps"
 
 
-class FlatParameters:
-    """The module's parameters and gradients, moved into two vectors that the module's own are views of.
+class Optimiser(ABC):
+    """Steps, learning rates and step counts of each group; vectors of the layout of the parameters' own.
 
-    Parameters that need no gradient stay where they are. Those of a group lie together.
+    `family` stands before the names of everything that a checkpoint holds of it.
     """
 
-    def __init__(self, module: nn.Module, group_of: Callable[[str], str] = _one_group) -> None:
-        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        self._places: dict[str, tuple[int, torch.Size]] = {}
-        self.groups: dict[str, slice] = {}
-        size = 0
-        for group in dict.fromkeys(map(group_of, named)):
-            start = size
-            for name, parameter in named.items():
-                if group_of(name) != group:
-                    continue
-                if parameter.dtype != torch.float32:
-                    raise TypeError(f"parameter {name} is {parameter.dtype}, not float32")
-                self._places[name] = (size, parameter.shape)
-                size += -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
-            self.groups[group] = slice(start, size)
-        device = next(iter(named.values())).device
-        self.data = torch.zeros(size, device=device)
-        self.grad = torch.zeros(size, device=device)
-        values, gradients = self.views(self.data), self.views(self.grad)
-        with torch.no_grad():
-            for name, parameter in named.items():
-                values[name].copy_(parameter)
-                parameter.data = values[name]
-                # Backward adds into a gradient that is already there: it lands in the vector.
-                parameter.grad = gradients[name]
+    family: str
 
-    def joined(self, peers: Peers, output: LossOutput) -> LossOutput:
-        """After backward: the gradient, which stays here, and the loss of the batches of all learners."""
-        return joined(peers, self.grad, output)
-
-    def norms(self, groups: Sequence[str]) -> list[Tensor]:
-        """Of the gradient, by group."""
-        return [torch.linalg.vector_norm(self.grad[self.groups[group]]) for group in groups]
-
-    def norm_of_data(self) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(self.data)
-        return norm
-
-    def put_back(self) -> None:
-        """After `data` has changed: the module sees it. Here its parameters are views."""
-
-    def shapes(self) -> dict[str, torch.Size]:
-        return {name: shape for name, (_, shape) in self._places.items()}
-
-    def load(self, vector: Tensor, arrays: dict[str, np.ndarray]) -> None:
-        """Into a vector of this layout."""
-        for name, view in self.views(vector).items():
-            view.copy_(torch.from_numpy(arrays[name]))
-
-    def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """A vector of this layout by parameter name."""
-        return {
-            name: vector[start : start + shape.numel()].view(shape)
-            for name, (start, shape) in self._places.items()
-        }
-
-    def arrays(self, vector: Tensor) -> dict[str, np.ndarray]:
-        """A copy of a vector of this layout, by parameter name."""
-        copy = vector.cpu().numpy().copy()
-        return {
-            name: copy[start : start + shape.numel()].reshape(shape)
-            for name, (start, shape) in self._places.items()
-        }
-
-
-class Adam:
-    """Adam (Kingma & Ba 2015, algorithm 1) on a vector, group by group: each has steps of its own."""
-
-    def __init__(self, parameters: FlatParameters, learning_rate: Callable[[str], float]) -> None:
+    def __init__(self, algorithm: Algorithm[Any], parameters: FlatParameters, vectors: Iterable[str]) -> None:
+        groups = parameters.groups
+        self.settings: AlgorithmSection = algorithm.section
         self._parameters = parameters
-        self._learning_rates = {group: learning_rate(group) for group in parameters.groups}
-        self._scratch = torch.empty_like(parameters.data)
-        self.exp_avg = torch.zeros_like(parameters.data)
-        self.exp_avg_sq = torch.zeros_like(parameters.data)
-        self.num_steps = dict.fromkeys(parameters.groups, 0)
+        self._learning_rates = {group: algorithm.learning_rate(group) for group in groups}
+        self._decays = {group: algorithm.decays(group) for group in groups}
+        self._vectors = {name: torch.zeros_like(parameters.data) for name in vectors}
+        # Tensors, as torch's functions take and count them.
+        self._num_steps = {group: torch.zeros((), device=parameters.data.device) for group in groups}
 
     @torch.no_grad()
     def step(self, groups: Iterable[str], factor: float = 1.0) -> None:
         """`factor` on the learning rates."""
         for group in groups:
-            self._step(group, self._learning_rates[group] * factor)
+            place = self._parameters.groups[group]
+            self._step(
+                self._parameters.data[place],
+                self._parameters.grad[place],
+                {name: vector[place] for name, vector in self._vectors.items()},
+                self._num_steps[group],
+                self._learning_rates[group] * factor,
+                self.settings.weight_decay if self._decays[group] else 0.0,
+            )
 
-    def _step(self, group: str, learning_rate: float) -> None:
-        self.num_steps[group] += 1
-        num_steps, where = self.num_steps[group], self._parameters.groups[group]
-        gradient, scratch = self._parameters.grad[where], self._scratch[where]
-        exp_avg, exp_avg_sq = self.exp_avg[where], self.exp_avg_sq[where]
-        exp_avg.lerp_(gradient, 1.0 - _BETA_1)
-        exp_avg_sq.mul_(_BETA_2).addcmul_(gradient, gradient, value=1.0 - _BETA_2)
-        correction_1 = 1.0 - _BETA_1**num_steps
-        correction_2 = 1.0 - _BETA_2**num_steps
-        torch.sqrt(exp_avg_sq, out=scratch)
-        scratch.div_(math.sqrt(correction_2)).add_(_EPSILON)
-        self._parameters.data[where].addcdiv_(exp_avg, scratch, value=-learning_rate / correction_1)
+    @abstractmethod
+    def _step(
+        self,
+        data: Tensor,
+        gradient: Tensor,
+        vectors: dict[str, Tensor],
+        num_steps: Tensor,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        """Of one group, in place."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """A copy of all that a checkpoint holds of it. Of divided parameters a call of all learners."""
+        arrays = {
+            self._prefix(vector) + name: array
+            for vector, values in self._vectors.items()
+            for name, array in self._parameters.arrays(values).items()
+        }
+        counts = {group: np.array(int(num)) for group, num in self._num_steps.items()}
+        return arrays | {self._prefix(_NUM_STEPS) + group: count for group, count in counts.items()}
+
+    def layout(self) -> dict[str, np.ndarray]:
+        """Names, shapes and types of what `state` gives."""
+        zero = np.float32(0)
+        shapes = self._parameters.shapes()
+        arrays = {
+            self._prefix(vector) + name: np.broadcast_to(zero, shape)
+            for vector in self._vectors
+            for name, shape in shapes.items()
+        }
+        return arrays | {self._prefix(_NUM_STEPS) + group: np.array(0) for group in self._num_steps}
+
+    def is_in(self, state: Iterable[str]) -> bool:
+        """Whether a checkpoint with these names is of this optimiser."""
+        names = list(state)
+        parts = [self._prefix(part) for part in (*self._vectors, _NUM_STEPS)]
+        return all(any(name.startswith(part) for name in names) for part in parts)
+
+    @torch.no_grad()
+    def load(self, state: dict[str, np.ndarray]) -> None:
+        """`state` has all that `layout` names."""
+        names = self._parameters.shapes()
+        for vector, values in self._vectors.items():
+            self._parameters.load(values, {name: state[self._prefix(vector) + name] for name in names})
+        for group, num in self._num_steps.items():
+            num.fill_(int(state[self._prefix(_NUM_STEPS) + group]))
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """As if no step had been made."""
+        for tensor in (*self._vectors.values(), *self._num_steps.values()):
+            tensor.zero_()
+
+    def _prefix(self, part: str) -> str:
+        return f"{self.family}/{part}/"
+
+
+class Adam(Optimiser):
+    """Adam (Kingma & Ba 2015), and AdamW (Loshchilov & Hutter 2019) if `decouples_decay`."""
+
+    family = "adam"
+
+    def __init__(
+        self, algorithm: Algorithm[Any], parameters: FlatParameters, decouples_decay: bool = False
+    ) -> None:
+        super().__init__(algorithm, parameters, ("exp_avg", "exp_avg_sq"))
+        self._decouples_decay = decouples_decay
+
+    def _step(
+        self,
+        data: Tensor,
+        gradient: Tensor,
+        vectors: dict[str, Tensor],
+        num_steps: Tensor,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        adam(
+            [data],
+            [gradient],
+            [vectors["exp_avg"]],
+            [vectors["exp_avg_sq"]],
+            [],
+            [num_steps],
+            fused=True,
+            decoupled_weight_decay=self._decouples_decay,
+            amsgrad=False,
+            beta1=self.settings.adam_beta_1,
+            beta2=self.settings.adam_beta_2,
+            lr=learning_rate,
+            weight_decay=weight_decay if self._decouples_decay else 0.0,
+            eps=self.settings.optimiser_epsilon,
+            maximize=False,
+        )
+
+
+class RmsProp(Optimiser):
+    """RMSProp as torch has it: epsilon is added to the root."""
+
+    family = "rmsprop"
+
+    def __init__(self, algorithm: Algorithm[Any], parameters: FlatParameters) -> None:
+        has_momentum = algorithm.section.rms_momentum > 0
+        super().__init__(
+            algorithm, parameters, ("square_avg", "momentum_buffer") if has_momentum else ("square_avg",)
+        )
+
+    def _step(
+        self,
+        data: Tensor,
+        gradient: Tensor,
+        vectors: dict[str, Tensor],
+        num_steps: Tensor,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        rmsprop(
+            [data],
+            [gradient],
+            [vectors["square_avg"]],
+            [],
+            [buffer] if (buffer := vectors.get("momentum_buffer")) is not None else [],
+            [num_steps],
+            foreach=False,
+            lr=learning_rate,
+            alpha=self.settings.rms_decay,
+            eps=self.settings.optimiser_epsilon,
+            weight_decay=0.0,
+            momentum=self.settings.rms_momentum,
+            centered=False,
+        )
+
+
+def build_optimiser(algorithm: Algorithm[Any], parameters: FlatParameters) -> Optimiser:
+    """The one that the algorithm's section names."""
+    match algorithm.section.optimiser:
+        case "adam":
+            return Adam(algorithm, parameters)
+        case "adamw":
+            return Adam(algorithm, parameters, decouples_decay=True)
+        case "rmsprop":
+            return RmsProp(algorithm, parameters)
+
+
+FAMILIES = tuple(f"{kind.family}/" for kind in (Adam, RmsProp))
+
+
+def load_moments(optimiser: Optimiser, state: dict[str, np.ndarray]) -> None:
+    """Of a checkpoint. One of another optimiser has none for this: they begin anew."""
+    if optimiser.is_in(state):
+        optimiser.load(state)
+        return
+    optimiser.begin()
+    log.warning(
+        "the checkpoint holds no moments of algorithm.optimiser %r: they begin at zero",
+        optimiser.settings.optimiser,
+    )

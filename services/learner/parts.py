@@ -16,7 +16,7 @@ from services.learner.publisher import WeightsPublisher
 from services.learner.result import clear_result
 from services.learner.versions import VersionCounter
 from shoal.config import Config
-from shoal.config.policies import PolicyPlace, policy_places
+from shoal.config.policies import PolicyPlace, places_at_rank, policy_places
 from shoal.errors import UserError
 
 
@@ -31,9 +31,9 @@ class Parts:
     metrics: PolicyMetrics
 
 
-def build_parts(config: Config, metrics: LearnerMetrics) -> tuple[Parts, ...]:
+def build_parts(config: Config, metrics: LearnerMetrics, rank: int = 0) -> tuple[Parts, ...]:
     """Of all policies; on the event loop, once `take_run_dir` has made their directories."""
-    return tuple(_parts(config, place, metrics) for place in policy_places(config))
+    return tuple(_parts(config, place, metrics) for place in places_at_rank(config, rank))
 
 
 def _parts(config: Config, place: PolicyPlace, metrics: LearnerMetrics) -> Parts:

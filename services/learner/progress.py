@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from services.learner.returns import Returns, standard_errors_above
 from shoal.config.learner import StopSection
 from shoal.records import Episode
 
@@ -20,6 +22,14 @@ WINDOW = 100
 
 # Lags above this are counted as this: versions come off a socket, and the count is an array.
 MAX_LAG = 4096
+
+
+@dataclass
+class Best:
+    """The highest mean return of 100 episodes, and the learner step that it was reached at."""
+
+    returns: Returns
+    learner_step: int
 
 
 @dataclass
@@ -34,6 +44,10 @@ class Progress:
     policy_version: int = -1
     seconds: float = 0.0
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    # The version that was published before the first learner step, and the episodes that began with it.
+    untrained_version: int = -1
+    untrained: Returns = field(default_factory=Returns)
+    best: Best | None = None
 
     def count_step(self, trained_steps: int) -> None:
         """A batch was trained on."""
@@ -43,9 +57,49 @@ class Progress:
     def count_data(self, env_steps: int, episodes: Iterable[Episode]) -> None:
         """What has come: in a queue's batch itself, or into the table since the batch before."""
         self.env_steps += env_steps
+        before = self.num_episodes
         for episode in episodes:
             self.num_episodes += 1
             self.episodes.append(episode)
+            if episode.first_version == self.untrained_version >= 0:
+                self.untrained.add(episode.episode_return)
+        if self.num_episodes > before and len(self.episodes) == WINDOW:
+            self._keep_best()
+
+    def _keep_best(self) -> None:
+        recent = self.recent
+        if self.best is None or recent.mean > self.best.returns.mean:
+            self.best = Best(recent, self.learner_steps)
+
+    @property
+    def recent(self) -> Returns:
+        """Of the last episodes, up to 100 of them."""
+        return Returns.of(episode.episode_return for episode in self.episodes)
+
+    @property
+    def untrained_return(self) -> float | None:
+        """Mean return of the episodes that began with the untrained policy; None before the first."""
+        return self.untrained.mean if self.untrained.num else None
+
+    def describe_return(self) -> str:
+        """For the log, beside the untrained policy's: `475.6 (untrained 22.1)`."""
+        untrained = "" if self.untrained_return is None else f" (untrained {self.untrained_return:.1f})"
+        return "-" if self.mean_return is None else f"{self.mean_return:.1f}{untrained}"
+
+    @property
+    def newest(self) -> Returns:
+        """What is compared with the untrained policy: the newer half of the trained episodes, up to 100.
+
+        A run of few episodes would otherwise be judged by those from before it had learned.
+        """
+        num = min(len(self.episodes), (self.num_episodes - self.untrained.num + 1) // 2)
+        newest = islice(self.episodes, len(self.episodes) - num, None)
+        return Returns.of(episode.episode_return for episode in newest)
+
+    def has_learned(self, standard_errors: float) -> bool | None:
+        """Whether the return is above the untrained policy's by more than chance; None: not known."""
+        above = standard_errors_above(self.newest, self.untrained)
+        return None if above is None else above >= standard_errors
 
     @property
     def mean_return(self) -> float | None:
@@ -79,11 +133,20 @@ class Progress:
             "policy_version": self.policy_version,
             "seconds": self.seconds,
             "episodes": [[episode.episode_return, episode.num_steps] for episode in self.episodes],
+            "untrained_version": self.untrained_version,
+            "untrained": self.untrained.to_json(),
+            "best": None
+            if self.best is None
+            else {"returns": self.best.returns.to_json(), "learner_step": self.best.learner_step},
         }
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> Progress:
-        """Raises KeyError, TypeError or ValueError if it was written by something else."""
+        """Raises KeyError, TypeError or ValueError if it was written by something else.
+
+        Checkpoints of earlier versions have neither the untrained policy's returns nor the best.
+        """
+        best = tree.get("best")
         return Progress(
             learner_steps=int(tree["learner_steps"]),
             env_steps=int(tree["env_steps"]),
@@ -92,6 +155,11 @@ class Progress:
             policy_version=int(tree["policy_version"]),
             seconds=float(tree["seconds"]),
             episodes=deque((Episode(float(r), int(n)) for r, n in tree["episodes"]), maxlen=WINDOW),
+            untrained_version=int(tree.get("untrained_version", -1)),
+            untrained=Returns.from_json(tree.get("untrained", (0, 0.0, 0.0))),
+            best=None
+            if best is None
+            else Best(Returns.from_json(best["returns"]), int(best["learner_step"])),
         )
 
 

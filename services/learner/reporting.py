@@ -54,14 +54,13 @@ class Reporter:
             self._summarise(now, progress, outcome, lag, values)
         if now >= self._next_log:
             self._next_log = now + LOG_EVERY_S
-            mean = progress.mean_return
             log.info(
                 "%slearner step %d, %d env steps, version %d, return %s over %d episodes, lag %.1f",
                 self._metrics.log_label,
                 progress.learner_steps,
                 progress.env_steps,
                 progress.policy_version,
-                "-" if mean is None else f"{mean:.1f}",
+                progress.describe_return(),
                 len(progress.episodes),
                 lag.mean,
             )
@@ -73,6 +72,8 @@ class Reporter:
         metrics.run_steps.set(progress.learner_steps)
         metrics.run_env_steps.set(progress.env_steps)
         metrics.run_trained_steps.set(progress.trained_steps)
+        metrics.untrained_return_mean.set(progress.untrained.mean)
+        metrics.untrained_episodes.set(progress.untrained.num)
         metrics.policy_version.set(progress.policy_version)
         metrics.loss.set(outcome.loss)
         metrics.grad_norm.set(outcome.grad_norm)

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "result.json"
 
+# The reason of a training that has met no condition of its own.
+STOPPED = "stopped"
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -31,6 +34,13 @@ class RunResult:
     policy: str
     # Times that each guard was raised in the last life of the learner.
     guards: dict[str, int] = field(default_factory=dict)
+    # Mean return of the episodes that began with the untrained policy, and how many they were.
+    untrained_return: float | None = None
+    untrained_episodes: int = 0
+    # The highest mean return of 100 episodes.
+    best_return: float | None = None
+    # Whether the return is above the untrained policy's by more than chance; None: not known.
+    has_learned: bool | None = None
 
 
 def write_result(run_dir: Path, result: RunResult) -> None:

@@ -67,8 +67,9 @@ def build_or_resume(
     if checkpoint is None:
         log.info("%sstarting afresh: %s on %s", label, spec.describe(), device)
         return Resumed(algorithm, trainer, Progress())
-    checkpoint.check_spec(spec, path)
+    # The policy first: it says why a spec has what the other has not.
     checkpoint.check_policy(config.policy, path)
+    checkpoint.check_spec(spec, path)
     try:
         trainer.load_state(checkpoint.tensors)
     except CheckpointError as error:

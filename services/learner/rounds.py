@@ -7,7 +7,7 @@ Training thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 import numpy as np
@@ -60,6 +60,18 @@ def hold_round(peers: Peers, told: Told, episodes: Sequence[Episode] = ()) -> Ro
     )
 
 
+def announce_version(peers: Peers, policy_version: int, note: Callable[[int], None]) -> int:
+    """The version that the chief is about to publish: returns on each learner when all have noted it.
+
+    What learners other than the chief give does not count.
+    """
+    told = np.array([policy_version], np.int64)
+    version = int(peers.gather(told)[0][0])
+    note(version)
+    peers.gather(told)
+    return version
+
+
 _NAMES = tuple(field.name for field in fields(Told))
 
 
@@ -74,11 +86,11 @@ def _gather_episodes(peers: Peers, episodes: Sequence[Episode], heard: Sequence[
     most = max(other.num_episodes for other in heard)
     if not most or peers.size == 1:
         return tuple(episodes)
-    rows = np.zeros((most, 2))
+    rows = np.zeros((most, 3))
     for row, episode in zip(rows, episodes, strict=False):
-        row[:] = episode.episode_return, episode.num_steps
+        row[:] = episode.episode_return, episode.num_steps, episode.first_version
     return tuple(
-        Episode(float(given), int(num_steps))
+        Episode(float(given), int(num_steps), int(first_version))
         for told, theirs in zip(heard, peers.gather(rows), strict=True)
-        for given, num_steps in theirs[: told.num_episodes]
+        for given, num_steps, first_version in theirs[: told.num_episodes]
     )

@@ -45,6 +45,11 @@ def effective_batch(config: Config, length: int) -> EffectiveBatch:
     )
 
 
+def schedule_length(config: Config) -> int:
+    """Environment steps that schedules take."""
+    return config.algorithm.schedule_steps or config.stop.steps or USUAL_STEPS
+
+
 def scheduled(schedule: Schedule, share_done: float, end: float = 0.0) -> float:
     """From 1 at the beginning of the schedule to `end` at its end, and there ever after."""
     share_done = min(max(share_done, 0.0), 1.0)
@@ -79,7 +84,7 @@ class LearningRate:
         self.batch = effective_batch(config, length)
         self._schedule = algorithm.learning_rate_schedule
         self._end = algorithm.learning_rate_end
-        self._num_steps = algorithm.schedule_steps or config.stop.steps or USUAL_STEPS
+        self._num_steps = schedule_length(config)
         self._scale = scaled(algorithm.learning_rate_scaling, self.batch.num_steps, algorithm.reference_batch)
 
     def factor(self, env_steps: int) -> float:
@@ -93,3 +98,18 @@ class LearningRate:
         return (
             f"effective batch {self.batch.describe()}, learning rate {self.base:g} x {self._scale:.2f}{falls}"
         )
+
+
+class ImportanceExponent:
+    """Beta of prioritised sampling, which moves evenly from its first to its last value. Event loop only."""
+
+    def __init__(self, config: Config) -> None:
+        self._start, self._end = config.algorithm.betas
+        self._num_steps = schedule_length(config)
+        # Of the run so far, those before restarts too.
+        self.env_steps = 0
+
+    def __call__(self, num_batches: int) -> float:
+        """As a sampler asks for it; how many batches there were does not matter."""
+        share_done = min(1.0, self.env_steps / self._num_steps)
+        return self._start + (self._end - self._start) * share_done

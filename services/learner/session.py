@@ -2,7 +2,8 @@
 
 A module of its own so that `__main__` can import it in a thread while the gRPC server already answers: torch
 takes seconds to import. `train` runs on the event loop: a training for each policy, which owns its threads of
-prefetch and training. They share nothing but the process, and end together.
+prefetch and training. They share nothing but the process, and end together. Of several learners each trains
+all policies, and those of one policy have a group of their own: its calls never wait for another policy's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from services.learner.peers import Alone, Peers
 from services.learner.prefetch import Prefetcher
 from services.learner.priorities import PriorityReturn
 from services.learner.publisher import WeightsPublisher
-from services.learner.result import RunResult, write_result
-from services.learner.resume import Resumed, build_or_resume
+from services.learner.result import STOPPED, RunResult, write_result
+from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
 from services.learner.sources import Source, make_source
 from services.learner.start import await_spec, begin_alike
@@ -34,7 +35,7 @@ from services.learner.summaries import Curves, Several, Summaries
 from services.learner.wandb_curves import WandbCurves
 from shoal.config import Config
 from shoal.config.policies import policy_seed, replay_tables
-from shoal.config.ranks import Ranks
+from shoal.config.ranks import Ranks, batch_share
 from shoal.config.tables import SequenceTable, TransitionTable
 from shoal.errors import ConfigError
 from shoal.policy.device import cpu_threads, pick_device
@@ -66,13 +67,18 @@ async def train(config: Config, policies: Sequence[Parts], ranks: Ranks, stoppin
     The others then save and end too. The result of the run is that of the policy that ended it.
     """
     device = device_of(config, ranks)
-    peers = await _unless(stopping, _peers(config, ranks, device))
-    if peers is None:
+    groups = await _unless(stopping, _gather_peers(config, ranks, device, len(policies)))
+    if groups is None:
         return
-    num_threads = cpu_threads(config.learner.threads, share=len(policies) * ranks.local_size)
+    num_threads = cpu_threads(
+        config.learner.threads, config.algorithm.learner_cpus, share=len(policies) * ranks.local_size
+    )
     ending = asyncio.Event()
-    shared = _Shared(config, ending, asyncio.Lock(), num_threads, device, ranks, peers)
-    trainings = [asyncio.create_task(_train_policy(shared, parts)) for parts in policies]
+    shared = _Shared(config, ending, asyncio.Lock(), num_threads, device, ranks)
+    trainings = [
+        asyncio.create_task(_train_policy(shared, parts, peers))
+        for parts, peers in zip(policies, groups, strict=True)
+    ]
     signal = asyncio.create_task(stopping.wait())
     try:
         done, _ = await asyncio.wait([*trainings, signal], return_when=asyncio.FIRST_COMPLETED)
@@ -87,20 +93,32 @@ async def train(config: Config, policies: Sequence[Parts], ranks: Ranks, stoppin
         await asyncio.to_thread(write_result, config.run.dir, result)
 
 
-async def _peers(config: Config, ranks: Ranks, device: torch.device) -> Peers:
+async def _gather_peers(
+    config: Config, ranks: Ranks, device: torch.device, num_policies: int
+) -> Sequence[Peers]:
+    """The other learners, once for each policy."""
     if ranks.size == 1:
-        return Alone()
-    return await asyncio.to_thread(gather_group, ranks, device, config.learner.peer_timeout_s)
+        return [Alone()] * num_policies
+
+    def gather() -> Sequence[Peers]:
+        return gather_group(ranks, device, config.learner.peer_timeout_s).for_policies(num_policies)
+
+    return await asyncio.to_thread(gather)
 
 
 def _first_result(trainings: Sequence[asyncio.Task[RunResult | None]]) -> RunResult | None:
-    """Raises what failed, the first before the others."""
+    """Raises what failed, the first before the others.
+
+    A training that was merely stopped has ended nothing, even if it was the first to be over here: another
+    learner may have been told by it before this one has saved.
+    """
     failures = [error for training in trainings if (error := training.exception()) is not None]
     if len(failures) > 1:
         raise BaseExceptionGroup("several trainings failed", failures)
     if failures:
         raise failures[0]
-    return next((result for training in trainings if (result := training.result()) is not None), None)
+    results = [result for training in trainings if (result := training.result()) is not None]
+    return min(results, key=lambda result: result.reason == STOPPED, default=None)
 
 
 @dataclass(frozen=True)
@@ -114,10 +132,9 @@ class _Shared:
     num_threads: int
     device: torch.device
     ranks: Ranks
-    peers: Peers
 
 
-async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
+async def _train_policy(shared: _Shared, parts: Parts, peers: Peers) -> RunResult | None:
     """None if the run ends before anybody has brought the policy's spec."""
     config, place = shared.config, parts.place
     # Threads are set per thread: this is the one that computes.
@@ -128,25 +145,25 @@ async def _train_policy(shared: _Shared, parts: Parts) -> RunResult | None:
         initargs=(shared.num_threads,),
     )
     with pool, _named(parts):
-        spec = await _spec(shared, parts, pool)
+        spec = await _spec(shared, parts, peers, pool)
         if spec is None:
             return None
         async with _summaries(shared, parts) as summaries, _source(shared, parts) as source:
-            training = await _prepare(shared, parts, spec, source, summaries, pool)
+            training = await _prepare(shared, parts, peers, spec, source, summaries, pool)
             result = await training.run(shared.ending)
     if place.dir != config.run.dir and shared.ranks.is_chief:
         await asyncio.to_thread(write_result, place.dir, result)
     return result
 
 
-async def _spec(shared: _Shared, parts: Parts, pool: ThreadPoolExecutor) -> EnvSpec | None:
+async def _spec(shared: _Shared, parts: Parts, peers: Peers, pool: ThreadPoolExecutor) -> EnvSpec | None:
     """None when told to end before there is one."""
-    if shared.peers.size == 1:
+    if peers.size == 1:
         return await _unless(shared.ending, parts.publisher.spec())
     loop = asyncio.get_running_loop()
     coming = asyncio.run_coroutine_threadsafe(parts.publisher.spec(), loop)
     try:
-        return await loop.run_in_executor(pool, await_spec, shared.peers, coming, shared.ending.is_set)
+        return await loop.run_in_executor(pool, await_spec, peers, coming, shared.ending.is_set)
     finally:
         coming.cancel()
 
@@ -154,27 +171,27 @@ async def _spec(shared: _Shared, parts: Parts, pool: ThreadPoolExecutor) -> EnvS
 async def _prepare(
     shared: _Shared,
     parts: Parts,
+    peers: Peers,
     spec: EnvSpec,
     source: Source,
     summaries: Curves,
     pool: ThreadPoolExecutor,
 ) -> _Training:
     """The algorithm and its policy first: what that remembers is a part of every batch."""
-    config, settings = shared.config, shared.config.learner
-    device, peers = shared.device, shared.peers
-
-    def build() -> Resumed:
-        resumed = build_or_resume(config, parts, spec, device, peers)
-        return begin_alike(peers, resumed, policy_seed(config, parts.place.name))
-
+    config, settings, device = shared.config, shared.config.learner, shared.device
+    events = asyncio.get_running_loop()
     async with shared.building:
-        resumed = await asyncio.get_running_loop().run_in_executor(pool, build)
+        resumed = await events.run_in_executor(pool, build_or_resume, config, parts, spec, device, peers)
+    # Not while it is held: another learner may be building another policy first.
+    seed = policy_seed(config, parts.place.name)
+    resumed = await events.run_in_executor(pool, begin_alike, peers, resumed, seed)
+    source.go_on_from(resumed.progress.env_steps)
     layout = BatchLayout(
         spec,
         resumed.algorithm.policy.state,
         resumed.algorithm.behaviour,
         item_length(config, parts.place.table),
-        shared.ranks.share(settings.batch_envs),
+        batch_share(config, shared.ranks.rank, shared.ranks.size),
         transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
     # One is trained on while the others are filled or wait.
@@ -191,7 +208,7 @@ async def _prepare(
     )
     priorities = None
     if source.has_priorities:
-        priorities = PriorityReturn(source.send_priorities, asyncio.get_running_loop())
+        priorities = PriorityReturn(source.send_priorities, events)
     loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities, peers=peers)
     return _Training(loop, prefetcher, parts.publisher, pool)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.learner.optimiser import FlatParameters
+from services.learner.flat import FlatParameters
 from services.learner.peers import LEAST_WEIGHT, Peers
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch

@@ -12,13 +12,14 @@ from typing import Protocol
 import numpy as np
 
 from services.learner.metrics import PolicyMetrics
+from services.learner.schedule import ImportanceExponent
 from shoal.clients.replay_batches import BatchSampler, BatchStats
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_grpc import GrpcReplayClient
 from shoal.clients.replay_sampler import ReplaySampler
 from shoal.config import Config
 from shoal.config.policies import PolicyPlace, policy_seed, replay_tables
-from shoal.config.ranks import Ranks
+from shoal.config.ranks import Ranks, batch_share
 from shoal.config.tables import SampledTable
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
@@ -31,6 +32,10 @@ class Source(Protocol):
     has_priorities: bool
 
     def start(self) -> None: ...
+
+    def go_on_from(self, env_steps: int) -> None:
+        """The run has made so many steps already."""
+        ...
 
     async def next(self) -> tuple[Item, ...] | SampledBatch:
         """At least one item. Raises the UserError of a shard that refuses us."""
@@ -53,18 +58,19 @@ def make_source(config: Config, place: PolicyPlace, ranks: Ranks, metrics: Polic
 
     if not isinstance(table, SampledTable):
         return QueueSource(ReplaySampler(shards, connect, place.table, settings.prefetch_items, config.rpc))
+    exponent = ImportanceExponent(config)
     sampler = BatchSampler(
         shards,
         connect,
         place.table,
-        ranks.share(settings.batch_envs),
+        batch_share(config, ranks.rank, ranks.size),
         config.rpc,
         np.random.default_rng([policy_seed(config, place.name), ranks.rank]),
         prefetch_batches=settings.prefetch_batches,
         # Where all items have the same chance there is no bias to correct.
-        beta=config.algorithm.beta if table.alpha > 0 else 0.0,
+        beta=exponent if table.alpha > 0 else 0.0,
     )
-    return BatchSource(sampler, metrics, has_priorities=table.alpha > 0)
+    return BatchSource(sampler, metrics, exponent, has_priorities=table.alpha > 0)
 
 
 class QueueSource:
@@ -77,6 +83,9 @@ class QueueSource:
 
     def start(self) -> None:
         self._sampler.start()
+
+    def go_on_from(self, env_steps: int) -> None:
+        """Nothing of a queue depends on it."""
 
     async def next(self) -> tuple[Item, ...]:
         return (await self._sampler.next(timeout_s=None),)
@@ -91,8 +100,16 @@ class QueueSource:
 class BatchSource:
     """As many items at a time as a batch holds, drawn over all shards as if they were one table."""
 
-    def __init__(self, sampler: BatchSampler, metrics: PolicyMetrics, has_priorities: bool) -> None:
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        metrics: PolicyMetrics,
+        exponent: ImportanceExponent,
+        has_priorities: bool,
+    ) -> None:
+        """`exponent`: the sampler's, which follows what is heard of environment steps."""
         self.has_priorities = has_priorities
+        self._exponent = exponent
         self._sampler = sampler
         self._metrics = metrics
         self._counted = BatchStats()
@@ -100,9 +117,14 @@ class BatchSource:
     def start(self) -> None:
         self._sampler.start()
 
+    def go_on_from(self, env_steps: int) -> None:
+        self._exponent.env_steps += env_steps
+
     async def next(self) -> SampledBatch:
         self._count()
-        return await self._sampler.next(timeout_s=None)
+        batch = await self._sampler.next(timeout_s=None)
+        self._exponent.env_steps += batch.steps_inserted
+        return batch
 
     def send_priorities(self, refs: ItemRefs, priorities: np.ndarray) -> None:
         try:

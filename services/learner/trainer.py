@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from services.learner.compiling import CompiledLoss
+from services.learner.flat import FlatParameters
 from services.learner.gradients import backward
-from services.learner.optimiser import Adam, FlatParameters
+from services.learner.optimiser import FAMILIES, build_optimiser, load_moments
 from services.learner.peers import LEAST_WEIGHT, Alone, Peers
 from services.learner.precision import Precision
 from services.learner.sharded import ShardedParameters, weighted
@@ -25,12 +26,11 @@ from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.checkpoint import WEIGHTS
 from shoal.errors import CheckpointError, NonFiniteError
-from shoal.policy.weights import describe_differences
+from shoal.policy.weights import describe_differences, stack_critics
 
 _POLICY = "policy."
 _ALGORITHM = "algorithm/"
-_EXP_AVG, _EXP_AVG_SQ = "adam/exp_avg/", "adam/exp_avg_sq/"
-_NUM_STEPS, _LOSS_SCALE, _TRAINED = "adam/num_steps/", "loss_scale", "trained_batches"
+_LOSS_SCALE, _TRAINED = "loss_scale", "trained_batches"
 _RNG, _RNG_CUDA = "rng/cpu", "rng/cuda"
 _MAX_SHOWN = 3
 _ADVICE = "Lower algorithm.learning_rate or scale the rewards"
@@ -45,7 +45,7 @@ class StepOutcome:
     loss: float
     grad_norm: float
     metrics: dict[str, Tensor]
-    # Adam's, of the networks.
+    # The optimiser's, of the networks.
     learning_rate: float
     # Steps that it is a mean over.
     weight: float
@@ -84,7 +84,7 @@ class Trainer:
             if is_sharded
             else FlatParameters(algorithm, algorithm.group_of)
         )
-        self._optimiser = Adam(self._flat, algorithm.learning_rate)
+        self._optimiser = build_optimiser(algorithm, self._flat)
         self.num_steps = 0
 
     def step(self, batch: Batch, learning_rate_factor: float = 1.0) -> StepOutcome:
@@ -162,9 +162,7 @@ class Trainer:
         arrays = self._arrays(self._algorithm.state_dict())
         return (
             {_stored_name(name): array for name, array in arrays.items()}
-            | _prefixed(_EXP_AVG, self._flat.arrays(self._optimiser.exp_avg))
-            | _prefixed(_EXP_AVG_SQ, self._flat.arrays(self._optimiser.exp_avg_sq))
-            | {_NUM_STEPS + group: np.array(num) for group, num in self._optimiser.num_steps.items()}
+            | self._optimiser.state()
             | {_LOSS_SCALE: np.array([self._precision.loss_scale, self._precision.num_steps])}
             | {_TRAINED: np.array(self.num_steps), _RNG: torch.get_rng_state().numpy()}
             | self._cuda_rng()
@@ -175,7 +173,14 @@ class Trainer:
         """Go on from `state`. Raises CheckpointError, and changes nothing, if it is of something else."""
         # A run may go on with a GPU that it began without, or the other way round.
         given = {name: array for name, array in state.items() if name != _RNG_CUDA}
-        differences = describe_differences(self._layout(), given)
+        wanted = self._layout()
+        if self._optimiser.is_in(state):
+            wanted |= self._optimiser.layout()
+        given = {name: np.asarray(array) for name, array in stack_critics(wanted, given).items()}
+        state = state | given
+        # Moments of another optimiser: whoever changes it goes on without.
+        given = {name: given[name] for name in given if name in wanted or not name.startswith(FAMILIES)}
+        differences = describe_differences(wanted, given)
         if differences:
             raise CheckpointError(f"another policy than the configured one: {differences}")
         names = self._flat.shapes()
@@ -183,11 +188,8 @@ class Trainer:
             if name not in names:
                 tensor.copy_(torch.from_numpy(state[_stored_name(name)]))
         self._flat.load(self._flat.data, {name: state[_stored_name(name)] for name in names})
-        self._flat.load(self._optimiser.exp_avg, {name: state[_EXP_AVG + name] for name in names})
-        self._flat.load(self._optimiser.exp_avg_sq, {name: state[_EXP_AVG_SQ + name] for name in names})
+        load_moments(self._optimiser, state)
         self._flat.put_back()
-        for group in self._optimiser.num_steps:
-            self._optimiser.num_steps[group] = int(state[_NUM_STEPS + group])
         loss_scale, num_steps = state[_LOSS_SCALE].tolist()
         self._precision.load(loss_scale, int(num_steps))
         self.num_steps = int(state[_TRAINED])
@@ -196,15 +198,12 @@ class Trainer:
             torch.cuda.set_rng_state(torch.from_numpy(state[_RNG_CUDA]), self._flat.data.device)
 
     def _layout(self) -> dict[str, Tensor | np.ndarray]:
-        """Names, shapes and types of what `state` gives, but for the GPU's generator."""
-        moments = {name: np.broadcast_to(np.float32(0), shape) for name, shape in self._flat.shapes().items()}
-        return (
-            {_stored_name(name): tensor for name, tensor in self._algorithm.state_dict().items()}
-            | _prefixed(_EXP_AVG, moments)
-            | _prefixed(_EXP_AVG_SQ, moments)
-            | {_NUM_STEPS + group: np.array(0) for group in self._optimiser.num_steps}
-            | {_LOSS_SCALE: np.zeros(2), _TRAINED: np.array(0), _RNG: torch.get_rng_state()}
-        )
+        """Names, shapes and types of what `state` gives, but for the optimiser and the GPU's generator."""
+        return {_stored_name(name): tensor for name, tensor in self._algorithm.state_dict().items()} | {
+            _LOSS_SCALE: np.zeros(2),
+            _TRAINED: np.array(0),
+            _RNG: torch.get_rng_state(),
+        }
 
     def _cuda_rng(self) -> Arrays:
         """The state of the generator that losses on a GPU draw from."""
@@ -267,7 +266,3 @@ def _stored_name(name: str) -> str:
     if name.startswith(_POLICY):
         return WEIGHTS + name.removeprefix(_POLICY)
     return _ALGORITHM + name
-
-
-def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
-    return {prefix + name: array for name, array in arrays.items()}

@@ -29,7 +29,7 @@ from shoal.records import ArraySpec, Life
 from shoal.rpc.server import RpcServer
 from shoal.v1 import replay_service_pb2 as pb
 from shoal.v1 import replay_service_pb2_grpc as pb_grpc
-from shoal.wire import array_spec_from_proto, check_protocol_version, write_columns
+from shoal.wire import array_spec_from_proto, check_protocol_version, episode_to_proto, write_columns
 from shoal.wire.fields import count_fields, fields
 
 # Appends of one stream that wait for their answer here; beyond that they wait at the sender.
@@ -238,7 +238,7 @@ def _sampled_to_proto(sampled: Sampled) -> pb.SampleResponse:
         steps_inserted=sampled.steps_inserted,
     )
     for episode in sampled.episodes:
-        response.episodes.add(episode_return=episode.episode_return, num_steps=episode.num_steps)
+        episode_to_proto(episode, response.episodes.add())
     # In place: a message that is given to another one is copied, payloads and all.
     add = response.items.add
     for item in sampled.items:

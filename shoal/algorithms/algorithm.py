@@ -66,7 +66,7 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
         super().__init__()
         self.policy = policy
         self.rewards = RewardConditioner(config)
-        self._learning_rate = config.learning_rate
+        self.section: AlgorithmSection = config
         # On the learning rate of the next step, besides schedule and scaling.
         self.step_factor = 1.0
         # For what is of the whole batch and not of one learner's part of it: statistics, when to end the
@@ -74,12 +74,16 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
         self.sum_over_learners: Callable[[Tensor], Tensor] = lambda sums: sums
 
     def group_of(self, parameter: str) -> str:
-        """The group of a parameter, by its name here. Each has its own gradient norm and Adam."""
+        """The group of a parameter, by its name here. Each has its own gradient norm and steps."""
         return "policy"
 
     def learning_rate(self, group: str) -> float:
         """Of a group, before schedule and scaling."""
-        return self._learning_rate
+        return self.section.learning_rate
+
+    def decays(self, group: str) -> bool:
+        """Whether `weight_decay` is for a group: what is learned besides networks has no reason to shrink."""
+        return True
 
     def conditioned(self, batch: Batch) -> Batch:
         """A new batch with its rewards as losses see them."""

@@ -57,6 +57,8 @@ class Profile:
     images: Tree = field(default_factory=dict)
     # Where actions are real numbers.
     continuous: Tree = field(default_factory=dict)
+    # Where the policy has a recurrent core.
+    recurrent: Tree = field(default_factory=dict)
     image_table: TableProfile | None = None
 
     @property
@@ -69,9 +71,11 @@ class Profile:
         """Whether actors wait for the newest version, unless the user asks for something else."""
         return "synchronous" in self.settings.model_fields
 
-    def tree(self, task: Task | None) -> Tree:
+    def tree(self, task: Task | None, is_recurrent: bool = False) -> Tree:
         """All values for a task; without one, those for vectors and discrete actions."""
         layers = [self.values]
+        if is_recurrent:
+            layers.append(self.recurrent)
         if task is not None and task.action in ("box", "unbounded_box"):
             layers.append(self.continuous)
         if task is not None and task.has_images:

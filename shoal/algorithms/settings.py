@@ -36,8 +36,10 @@ class AlgorithmSection(Section):
     learns_from: ClassVar[tuple[str, ...]]
     # It learns from data of any policy, again and again.
     replays: ClassVar[bool] = False
+    # The key of `exploration` that explores, for policies without randomness of their own.
+    explores_by: ClassVar[str | None] = None
 
-    learning_rate: float = Field(1e-3, gt=0, le=1, description="Adam's step size.")
+    learning_rate: float = Field(1e-3, gt=0, le=1, description="The optimiser's step size.")
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
         description="How the step size falls over `schedule_steps`.",
@@ -61,6 +63,25 @@ class AlgorithmSection(Section):
     reference_batch: int = Field(
         256, ge=1, description="Steps of a batch that `learning_rate` is meant for, if it is scaled."
     )
+    optimiser: Literal["adam", "adamw", "rmsprop"] = Field(
+        "adam",
+        description="As in torch. A run that changes it starts with new moments.",
+    )
+    optimiser_epsilon: float = Field(
+        1e-8, gt=0, le=1, description="Added to the root that steps are divided by."
+    )
+    adam_beta_1: float = Field(0.9, ge=0, lt=1, description="Decay of the mean of gradients: adam, adamw.")
+    adam_beta_2: float = Field(
+        0.999, ge=0, lt=1, description="Decay of the mean of squared gradients: adam, adamw."
+    )
+    weight_decay: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="Part of each weight, times the step size, that a step takes off: adamw.",
+    )
+    rms_decay: float = Field(0.99, ge=0, lt=1, description="Decay of the mean of squared gradients: rmsprop.")
+    rms_momentum: float = Field(0.0, ge=0, lt=1, description="Momentum of steps: rmsprop.")
     max_grad_norm: float = Field(0.5, gt=0, description="Gradients are scaled down to this norm.")
     discount: float = Field(0.99, ge=0, le=1, description="Discount per step.")
     reward_scale: float = Field(
@@ -84,6 +105,19 @@ class AlgorithmSection(Section):
         return False
 
     @property
+    def learner_cpus(self) -> float:
+        """Part of the CPUs that training computes on, unless `learner.threads` says otherwise.
+
+        All of them if acting waits meanwhile, or is little work: each transition is trained on many times.
+        """
+        return 1.0 if self.replays or self.is_synchronous else 0.5
+
+    @property
+    def inference_cpus(self) -> float:
+        """Part of the CPUs that acting computes on: all of them if training waits meanwhile."""
+        return 1.0 if self.is_synchronous else 0.5
+
+    @property
     def version_wait_s(self) -> float:
         """Longest wait of an actor for the next version, before each unroll; 0: it never waits."""
         return 0.0
@@ -104,9 +138,9 @@ class AlgorithmSection(Section):
         return 0
 
     @property
-    def beta(self) -> float:
-        """How far the bias of prioritised sampling is corrected."""
-        return 0.0
+    def betas(self) -> tuple[float, float]:
+        """How far the bias of prioritised sampling is corrected, first and at the end of schedules."""
+        return 0.0, 0.0
 
     @property
     def initial_priority(self) -> InitialPriority | None:
@@ -169,7 +203,16 @@ class ReplayedSection(AlgorithmSection):
         1, ge=1, le=1024, description="Steps of reward before the bootstrap, within an item and an episode."
     )
     importance_exponent: float = Field(
-        0.4, ge=0, le=1, description="Beta: how far the bias of prioritised sampling is corrected."
+        0.4,
+        ge=0,
+        le=1,
+        description="Beta: how far the bias of prioritised sampling is corrected at the start.",
+    )
+    importance_exponent_end: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="The same at the end of `schedule_steps`, and ever after; in between it moves evenly.",
     )
 
     @property
@@ -177,14 +220,16 @@ class ReplayedSection(AlgorithmSection):
         return self.n_step
 
     @property
-    def beta(self) -> float:
-        return self.importance_exponent
+    def betas(self) -> tuple[float, float]:
+        return self.importance_exponent, self.importance_exponent_end
 
 
 class ContinuousSection(ReplayedSection):
     """What SAC and TD3 have in common."""
 
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size, of actor and critics.")
+    learning_rate: float = Field(
+        3e-4, gt=0, le=1, description="The optimiser's step size, of actor and critics."
+    )
     max_grad_norm: float = Field(1e9, gt=0, description="Gradients are scaled down to this norm.")
     target_rate: float = Field(
         0.005, gt=0, le=1, description="Tau: part of the way that targets go to the networks at each step."

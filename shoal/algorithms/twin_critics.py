@@ -26,15 +26,15 @@ class CriticLoss(NamedTuple):
     metrics: dict[str, Tensor]
 
 
-def critic_loss(q_TB: tuple[Tensor, Tensor], target_TB: Tensor, batch: Batch, steps: Counted) -> CriticLoss:
+def critic_loss(q_2TB: Tensor, target_TB: Tensor, batch: Batch, steps: Counted) -> CriticLoss:
     """Half the squared error of both, added up."""
-    one_TB, two_TB = (value_TB - target_TB for value_TB in q_TB)
-    loss = 0.5 * steps.mean(one_TB.square() + two_TB.square())
+    error_2TB = q_2TB - target_TB
+    loss = 0.5 * steps.mean(error_2TB.square().sum(0))
     with torch.no_grad():
-        error_TB = 0.5 * (one_TB.abs() + two_TB.abs())
+        error_TB = error_2TB.abs().mean(0)
         metrics = {
             "critic_loss": loss.detach(),
-            "q_mean": steps.average(0.5 * (q_TB[0] + q_TB[1])),
+            "q_mean": steps.average(q_2TB.mean(0)),
             "td_error": steps.average(error_TB),
         }
     return CriticLoss(loss, priority(error_TB, batch.valid_TB, max_share=0.0), metrics)

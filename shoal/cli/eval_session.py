@@ -20,6 +20,7 @@ from shoal.cli.saved_run import SavedRun
 from shoal.config.tree import EnvSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
+from shoal.envs.previous import show_previous
 from shoal.errors import UserError
 from shoal.evaluation import Player, Scores, play_episodes
 
@@ -102,7 +103,7 @@ class Session:
 
     def play(self, num_episodes: int, num_envs: int) -> Found:
         """Raises UserError."""
-        env = make_batch_env(self._saved.config.env, num_envs)
+        env = self._make(self._saved.config.env, num_envs)
         try:
             players = self._players(env)
             start_s = time.perf_counter()
@@ -124,7 +125,13 @@ class Session:
         """Raises UserError, also if the environment cannot be filmed."""
         from shoal.cli.video import film
 
-        return film(self._saved.config.env, self._players, path, num_episodes, self._seed)
+        return film(self._saved.config.env, self._make, self._players, path, num_episodes, self._seed)
+
+    def _make(self, section: EnvSection, num_envs: int) -> BatchEnv:
+        """Environments that show what the policies were trained on, which the checkpoints know best."""
+        env = make_batch_env(section, num_envs)
+        was_shown = any(checkpoint.env_spec.shows_previous for checkpoint in self._saved.checkpoints.values())
+        return show_previous(env) if was_shown else env
 
     def _players(self, env: BatchEnv) -> dict[str, Player]:
         """One for each policy, fresh, with everything that they draw seeded."""
@@ -135,7 +142,7 @@ class Session:
 
         settings = self._saved.config.inference
         device = pick_device(settings.device, "inference.device")
-        torch.set_num_threads(cpu_threads(settings.threads))
+        torch.set_num_threads(cpu_threads(settings.threads, part=0.5))
         torch.manual_seed(self._seed)
         players: dict[str, Player] = {}
         for name, slots in env.slots.items():

@@ -13,7 +13,17 @@ from typing import Any
 from shoal import __version__
 from shoal.cli.saved_run import SavedRun
 from shoal.policy.exporting import NEXT, PARAMS, ActingNetwork
-from shoal.records import ACTION, ACTION_MASK, FIRST, ArraySpec, BoxAction, MultiDiscreteAction
+from shoal.records import (
+    ACTION,
+    ACTION_MASK,
+    FIRST,
+    PREVIOUS_ACTION,
+    PREVIOUS_REWARD,
+    ActionSpec,
+    ArraySpec,
+    BoxAction,
+    MultiDiscreteAction,
+)
 from shoal.spec_json import array_to_json, spec_to_json
 
 _VERSIONS = {"torch": ("torch",), "onnx": ("torch", "onnx", "onnxscript", "onnxruntime")}
@@ -72,6 +82,10 @@ def _meaning_of_input(array: ArraySpec, network: ActingNetwork) -> str:
         return "the observation is the first of an episode"
     if array.name == ACTION_MASK:
         return "observation: 0 forbids an action; where all are 0 all are allowed"
+    if array.name == PREVIOUS_ACTION:
+        return _meaning_of_previous(network.policy.spec.action)
+    if array.name == PREVIOUS_REWARD:
+        return "sign(r) log(1 + |r|) of the reward r of the step before; 0 at the start of an episode"
     if array in network.policy.state:
         return f"state: {NEXT}{array.name} of the step before"
     return (
@@ -79,6 +93,15 @@ def _meaning_of_input(array: ArraySpec, network: ActingNetwork) -> str:
         if array.num_categories
         else "observation"
     )
+
+
+def _meaning_of_previous(action: ActionSpec) -> str:
+    if isinstance(action, BoxAction):
+        return (
+            "the action of the step before: elements with bounds scaled by them to [-1, 1], others clipped "
+            "to +-10; 0 at the start of an episode"
+        )
+    return "the action of the step before, counted from 1; 0 at the start of an episode"
 
 
 def _meaning_of_output(array: ArraySpec, network: ActingNetwork, saved: SavedRun) -> str:

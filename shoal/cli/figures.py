@@ -22,10 +22,15 @@ def episode_return(sample: Sample) -> str:
     return UNKNOWN if sample.episode_return is None else f"{sample.episode_return:,.1f}"
 
 
+def untrained(sample: Sample) -> str:
+    """Beside the return: ` (untrained 22.1)`, or nothing."""
+    return "" if sample.untrained_return is None else f" (untrained {sample.untrained_return:,.1f})"
+
+
 def returns(sample: Sample) -> str:
-    """The return, or that of each policy."""
+    """The return beside the untrained policy's, or that of each policy."""
     if not sample.policies:
-        return episode_return(sample)
+        return f"{episode_return(sample)}{untrained(sample)}"
     return ", ".join(f"{name} {of_policy(sample, name, 'episode_return')}" for name in sample.policies)
 
 

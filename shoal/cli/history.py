@@ -20,7 +20,8 @@ MAX_EVENTS = 1000
 
 # Role -> phase -> seconds.
 PhaseSeconds = dict[str, dict[str, float]]
-# Policy -> figure -> value. Figures: episode_return, evaluation_return, loss, env_steps, as far as known.
+# Policy -> figure -> value, as far as known. Figures: episode_return, untrained_return, evaluation_return,
+# loss, env_steps.
 PolicyFigures = dict[str, dict[str, float]]
 
 
@@ -35,6 +36,8 @@ class Sample:
     time_s: float
     env_steps: int | None = None
     episode_return: float | None = None
+    # Of the episodes that began with the untrained policy: the same policy's as `episode_return`.
+    untrained_return: float | None = None
     evaluation_return: float | None = None
     env_steps_per_s: float | None = None
     trained_steps_per_s: float | None = None
@@ -61,14 +64,31 @@ def with_result(sample: Sample, result: Mapping[str, Any]) -> Sample:
     """The sample with the figures that the learner ended with."""
     ended: Mapping[str, Mapping[str, Any]] = result.get("policies", {})
     if not ended:
-        return replace(sample, episode_return=result["mean_return"], env_steps=result["env_steps"])
+        return replace(
+            sample,
+            episode_return=result["mean_return"],
+            untrained_return=result.get("untrained_return", sample.untrained_return),
+            env_steps=result["env_steps"],
+        )
     policies = {name: dict(figures) for name, figures in sample.policies.items()}
     for name, record in ended.items():
-        last = {"episode_return": record.get("mean_return"), "env_steps": record.get("env_steps")}
+        keys = {
+            "episode_return": "mean_return",
+            "untrained_return": "untrained_return",
+            "env_steps": "env_steps",
+        }
+        last = {figure: record.get(key) for figure, key in keys.items()}
         policies.setdefault(name, {}).update({key: value for key, value in last.items() if value is not None})
-    returns = [figures["episode_return"] for figures in policies.values() if "episode_return" in figures]
+    finished = [figures for figures in policies.values() if "episode_return" in figures]
+    highest = max(finished, key=lambda figures: figures["episode_return"], default={})
     steps = sum(int(figures.get("env_steps", 0)) for figures in policies.values())
-    return replace(sample, episode_return=max(returns, default=None), env_steps=steps, policies=policies)
+    return replace(
+        sample,
+        episode_return=highest.get("episode_return"),
+        untrained_return=highest.get("untrained_return"),
+        env_steps=steps,
+        policies=policies,
+    )
 
 
 @dataclass(frozen=True)

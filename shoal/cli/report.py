@@ -22,6 +22,7 @@ from shoal.cli.charts import NO_DATA, Axis, Line, Point, Segment, duration, line
 from shoal.cli.figures import samples_per_step
 from shoal.cli.files import write_whole
 from shoal.cli.history import Event, Sample, read_history, with_result
+from shoal.cli.learned import not_learned
 from shoal.cli.run_dir import RunDir
 from shoal.cli.say import say
 from shoal.cli.vitals import WORK
@@ -45,6 +46,8 @@ def report(run: Annotated[Path, typer.Argument(help="A run directory.")]) -> Non
     if not run_dir.history.is_file():
         raise UserError(f"{run} is no run directory: it has no {run_dir.history.name}")
     write_report(run_dir)
+    for line in not_learned(run_dir.read_result()):
+        say(line)
     say(f"report: {run_dir.report}")
 
 
@@ -85,27 +88,29 @@ def _header(name: str, config: dict[str, Any], result: dict[str, Any]) -> str:
     end = str(result.get("end", "not finished"))
     badge = f'<span class="badge {END_CLASSES.get(end, "bad")}">{escape(end)}</span>'
     message = escape(str(result.get("message", "")))
+    verdicts = "".join(f'<p class="bad">{escape(line)}</p>' for line in not_learned(result))
     return (
         f"<header><h1>{escape(name)}</h1>{badge}<p>{escape(str(env))} with {escape(str(algorithm))}</p>"
-        f'<p class="soft">{message}</p></header>'
+        f'<p class="soft">{message}</p>{verdicts}</header>'
     )
 
 
 def _figures(samples: Sequence[Sample], last: Sample, result: dict[str, Any]) -> str:
     # Of several policies the result has the figures of one.
     final = with_result(last, result) if "mean_return" in result and "env_steps" in result else last
-    reached, steps = final.episode_return, final.env_steps
+    reached, untrained, steps = final.episode_return, final.untrained_return, final.env_steps
     wall_s = float(result.get("wall_clock_s", last.time_s))
     speeds = [s.trained_steps_per_s for s in samples if s.trained_steps_per_s]
     figures = [
         ("mean return, last 100 episodes", f"{reached:,.1f}" if reached is not None else "none yet"),
+        ("untrained policy's return", f"{untrained:,.1f}" if untrained is not None else "none yet"),
         ("environment steps", f"{steps:,}" if steps is not None else "none yet"),
         ("wall-clock", duration(wall_s)),
         ("median trained steps/s", short(sorted(speeds)[len(speeds) // 2]) if speeds else "none yet"),
         ("restarts", str(last.num_restarts)),
     ]
     if (times := samples_per_step(last)) is not None:
-        figures.insert(2, ("samples per environment step", times))
+        figures.insert(3, ("samples per environment step", times))
     return page.tiles(figures)
 
 
@@ -117,6 +122,7 @@ def _learning(samples: Sequence[Sample], target: object) -> str:
             return [
                 Line("training", _points(samples, x, lambda s: s.episode_return)),
                 Line("evaluation (greedy)", _points(samples, x, lambda s: s.evaluation_return)),
+                Line("untrained policy", _points(samples, x, lambda s: s.untrained_return)),
             ]
         return [
             line

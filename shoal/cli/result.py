@@ -14,12 +14,19 @@ from typing import Any
 from shoal.cli.charts import duration
 from shoal.cli.files import write_whole
 from shoal.cli.history import Sample
+from shoal.cli.learned import compared, not_learned, note_advice
 from shoal.cli.run_dir import RunDir
 from shoal.cli.supervisor import End, Outcome
+from shoal.config import Config
 
 
 def complete_result(
-    run_dir: RunDir, outcome: Outcome, last: Sample, wall_clock_s: float, before: Mapping[str, Any]
+    config: Config,
+    run_dir: RunDir,
+    outcome: Outcome,
+    last: Sample,
+    wall_clock_s: float,
+    before: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The whole record: what the learner wrote, if it did, and how the run ended.
 
@@ -28,8 +35,10 @@ def complete_result(
     record = run_dir.read_result()
     record.setdefault("mean_return", last.episode_return)
     record.setdefault("env_steps", last.env_steps)
+    record.setdefault("untrained_return", last.untrained_return)
     if policies := run_dir.read_policy_results():
         record["policies"] = policies
+    note_advice(record, config)
     record["end"] = outcome.end.value
     record["message"] = _message(outcome, record, before)
     record["exit_code"] = outcome.exit_code
@@ -45,9 +54,12 @@ def write_result(run_dir: RunDir, record: dict[str, Any]) -> None:
 def summary(record: dict[str, Any], run_dir: RunDir) -> list[str]:
     """The last lines that a user sees of a run."""
     mean, steps = record.get("mean_return"), record.get("env_steps")
-    reached = "no episode finished" if mean is None else f"return {mean:,.1f}{_of_policy(record)}"
+    reached = (
+        "no episode finished" if mean is None else f"return {mean:,.1f}{_of_policy(record)}{compared(record)}"
+    )
     trained = "no environment step trained on" if not steps else f"{steps:,} environment steps"
     return [
+        *not_learned(record),
         f"{reached}, {trained}, {duration(record['wall_clock_s'])}",
         f"report: {run_dir.report}",
         f"run directory: {run_dir.root}",

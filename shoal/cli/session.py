@@ -60,7 +60,7 @@ def run_session(config: Config, *, plain: bool) -> int:
             # Polls may have missed the first steps of a short life, which a checkpoint shows.
             has_trained = monitor.has_trained or (is_new and run_dir.has_checkpoints)
             was_refused = outcome.end is End.USER_ERROR and not has_trained
-            record = complete_result(run_dir, outcome, monitor.last, monitor.over_s, last_result)
+            record = complete_result(config, run_dir, outcome, monitor.last, monitor.over_s, last_result)
             with _warned():
                 if was_refused:
                     _put_back(before)

@@ -20,7 +20,6 @@ import numpy as np
 from shoal.cli.requirements import require
 from shoal.config.tree import EnvSection, WrapperSection
 from shoal.envs.batch import BatchEnv
-from shoal.envs.make import make_batch_env
 from shoal.envs.sources import find_source
 from shoal.errors import UserError
 from shoal.evaluation import Player
@@ -68,19 +67,20 @@ class Writer(Protocol):
 
 def film(
     section: EnvSection,
+    make: Callable[[EnvSection, int], BatchEnv],
     players: Callable[[BatchEnv], Mapping[str, Player]],
     path: Path,
     num_episodes: int,
     seed: int,
 ) -> Film:
-    """Plays and films. `players` gives those who play an environment. Raises UserError."""
+    """Plays and films. `make` makes the environment, `players` gives those who play it. Raises UserError."""
     open_writer = _writer_factory(path)
     # Nothing is shown on a screen: without this SDL complains where there is none.
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     temporary = path.with_name(f".tmp-{path.name}")
     camera = VideoCamera(section.id, partial(open_writer, temporary), num_episodes)
     try:
-        env = make_batch_env(renderable(section, camera), 1)
+        env = make(renderable(section, camera), 1)
         try:
             _play(env, players(env), camera, seed)
         finally:

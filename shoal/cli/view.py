@@ -140,7 +140,7 @@ class LiveView:
 
         target = f" of {self._target:g}" if self._target is not None else ""
         left = [
-            ("return", f"[bold]{figures.episode_return(sample)}[/]{target}"),
+            ("return", f"[bold]{figures.episode_return(sample)}[/]{target}{figures.untrained(sample)}"),
             ("env steps", figures.env_steps(sample)),
             ("collected", figures.per_second(sample.env_steps_per_s)),
             ("trained", figures.trained_at_once(sample)),
@@ -167,10 +167,10 @@ def _policies(sample: Sample) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("policy", "return", "evaluation", "loss", "env steps"):
+    for column in ("policy", "return", "untrained", "evaluation", "loss", "env steps"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for name in sample.policies:
-        keys = ("episode_return", "evaluation_return", "loss", "env_steps")
+        keys = ("episode_return", "untrained_return", "evaluation_return", "loss", "env_steps")
         table.add_row(name, *(figures.of_policy(sample, name, key) for key in keys))
     return table
 

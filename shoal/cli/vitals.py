@@ -120,10 +120,13 @@ class Vitals:
         versions = gauges.by_policy("shoal_learner_policy_version")
         batches = gauges.by_policy("shoal_learner_effective_batch_steps")
         returns, evaluations = gauges.training_returns(), gauges.evaluation_returns()
+        untrained = gauges.untrained_returns()
+        highest = max(returns, key=returns.__getitem__, default=None)
         return Sample(
             time_s=round(time_s, 3),
             env_steps=sum(self._env_steps.values()) if self._env_steps else self._before.env_steps,
-            episode_return=max(returns.values(), default=None),
+            episode_return=None if highest is None else returns[highest],
+            untrained_return=None if highest is None else untrained.get(highest),
             evaluation_return=max(evaluations.values(), default=None),
             env_steps_per_s=_rate(growth.of("actor", "shoal_actor_env_steps_total"), elapsed_s),
             trained_steps_per_s=_rate(growth.of("learner", "shoal_learner_trained_steps_total"), elapsed_s),
@@ -152,6 +155,7 @@ class Vitals:
         losses = gauges.by_policy("shoal_learner_loss")
         figures: dict[str, Mapping[str, float]] = {
             "episode_return": gauges.training_returns(),
+            "untrained_return": gauges.untrained_returns(),
             "evaluation_return": gauges.evaluation_returns(),
             "loss": {policy: loss for policy, loss in losses.items() if policy in learning},
             "env_steps": self._env_steps,
@@ -241,6 +245,12 @@ class _Gauges:
         """By policy; the gauge shows 0 as long as there is no episode."""
         episodes = self.by_policy("shoal_learner_episodes_total")
         means = self.by_policy("shoal_learner_episode_return_mean")
+        return {policy: mean for policy, mean in means.items() if episodes.get(policy)}
+
+    def untrained_returns(self) -> dict[str, float]:
+        """By policy, of those that have finished an episode which began untrained."""
+        episodes = self.by_policy("shoal_learner_untrained_episodes")
+        means = self.by_policy("shoal_learner_untrained_return_mean")
         return {policy: mean for policy, mean in means.items() if episodes.get(policy)}
 
     def evaluation_returns(self) -> dict[str, float]:

@@ -83,6 +83,60 @@ class MemoryGrowth(SystemGuard):
     max_mib: float | None = Field(None, gt=0, description="Memory that is too much in any case (MiB).")
 
 
+class ValueUnexplained(SystemGuard):
+    """The value function explains nothing of its targets, and they are large."""
+
+    fraction: float = Field(
+        0.05, gt=0, lt=0.5, description="Part of the targets' variance that must be explained."
+    )
+    at_least: float = Field(
+        3.0,
+        gt=0,
+        description="Errors (root mean square) below this do not count: values of the order of 1 are learnt "
+        "in time.",
+    )
+    for_steps: int = Field(200, ge=1, description="Learner steps in a row that it must have lasted.")
+
+
+class GradientsClipped(SystemGuard):
+    """Gradients are cut down by a large factor at nearly every step."""
+
+    factor: float = Field(
+        20.0,
+        gt=1,
+        description="Times `algorithm.max_grad_norm` that the gradient's norm may be all the time.",
+    )
+    for_steps: int = Field(200, ge=1, description="Learner steps in a row that it must have lasted.")
+
+
+class NoProgress(SystemGuard):
+    """The return is not above the untrained policy's."""
+
+    after_env_steps: int = Field(
+        500_000, ge=1, description="Environment steps of the run that are not judged."
+    )
+    standard_errors: float = Field(
+        3.0,
+        gt=0,
+        description="How far the mean return of 100 episodes must be above the untrained policy's, in "
+        "standard errors of the difference. A run that ends below says that it has not learned.",
+    )
+
+
+class ReturnCollapse(TrainingGuard):
+    """The return has fallen far from its best."""
+
+    fraction: float = Field(
+        0.5, gt=0, lt=1, description="Part of the best gain over the untrained policy that may be lost."
+    )
+    for_env_steps: int = Field(
+        20_000, ge=1, description="Environment steps in a row that it must have lasted."
+    )
+    standard_errors: float = Field(
+        3.0, gt=0, description="What is gained or lost counts if it is at least so many standard errors."
+    )
+
+
 class GuardsSection(Section):
     """Named warnings, and what to do about them."""
 
@@ -97,3 +151,15 @@ class GuardsSection(Section):
     )
     throughput_stall: ThroughputStall = Field(ThroughputStall(), description="Training is slow or stands.")
     memory_growth: MemoryGrowth = Field(MemoryGrowth(), description="The process's memory grows.")
+    value_unexplained: ValueUnexplained = Field(
+        ValueUnexplained(), description="The values explain nothing of their targets."
+    )
+    gradients_clipped: GradientsClipped = Field(
+        GradientsClipped(), description="Nearly every gradient is cut down to a small part."
+    )
+    no_progress: NoProgress = Field(
+        NoProgress(), description="The return is not above the untrained policy's."
+    )
+    return_collapse: ReturnCollapse = Field(
+        ReturnCollapse(), description="The return has fallen far from its best."
+    )

@@ -32,7 +32,11 @@ class LearnerSection(Section):
     prefetch_items: int = Field(2, ge=1, le=1024, description="Trajectories asked for ahead, per shard.")
     decode_threads: int = Field(1, ge=1, le=64, description="Threads that decompress trajectories.")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads per training; 0: half of the CPUs for all policies."
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads per training; 0: for all policies half of the CPUs, or all of them if the "
+        "algorithm replays or is synchronous.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Of losses (autocast); weights, gradients and Adam stay in float32."

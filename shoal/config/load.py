@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from shoal.algorithms.profile import Task, Tree, merge
 from shoal.algorithms.profiles import PROFILES
 from shoal.config.explain import Origin, explain
-from shoal.config.profiles import complete, derived
+from shoal.config.profiles import complete, derived, over_profile, profile_values
 from shoal.config.tree import Config
 from shoal.errors import ConfigError
 
@@ -80,9 +80,8 @@ class Layers:
     def origins(self, config: Config, task: Task | None = None) -> Iterator[tuple[str, Any, str]]:
         """Every value of the configuration that these make: its key, the value, and what it comes from."""
         profile, merged = PROFILES[config.algorithm.name], self.merged()
-        below = profile.tree(task)
-        whole = profile.tree(task)
-        merge(whole, merged)
+        below = profile_values(merged, profile, task)
+        whole = over_profile(merged, profile, task)
         merge(whole, {"algorithm": {"name": profile.name}})
         name = "file" if self.file is None else str(self.file)
         layers = [

@@ -62,4 +62,19 @@ class PolicySection(Section):
         "none", description="A core with memory between encoder and heads."
     )
     recurrent_size: int = Field(128, ge=1, le=1 << 14, description="Units of the recurrent core.")
+    previous_inputs: bool = Field(
+        True,
+        description="A recurrent core also sees the previous action and reward; both are zeros at the start "
+        "of an episode. Without a core it changes nothing.",
+    )
     dueling: bool = Field(True, description="A `q` policy splits its values into state value and advantages.")
+
+    @property
+    def has_state(self) -> bool:
+        """It remembers something between steps."""
+        return self.frame_stack > 1 or self.recurrent != "none"
+
+    @property
+    def needs_previous(self) -> bool:
+        """Environments are to show the previous action and reward."""
+        return self.previous_inputs and self.recurrent != "none"

@@ -16,7 +16,12 @@ from shoal.algorithms.profiles import DEFAULT, PROFILES
 from shoal.config.tables import TABLES
 
 # What a policy that was saved before these settings came is like. A saved section holds all keys of its time.
-_SINCE_THEN: Tree = {"value_trunk": "shared", "scale_actions": False, "initial_log_std": 0.0}
+_SINCE_THEN: Tree = {
+    "value_trunk": "shared",
+    "scale_actions": False,
+    "initial_log_std": 0.0,
+    "previous_inputs": False,
+}
 _SAVED_POLICY = ("network_kwargs", "hidden_sizes", "activation", "frame_stack", "recurrent_size", "dueling")
 
 # How far either side may be ahead of `samples_per_insert`: a few batches, and what a few appends pay for.
@@ -30,12 +35,29 @@ def complete(tree: Tree, task: Task | None = None) -> Tree:
         return tree
     name = algorithm.get("name", DEFAULT)
     profile = PROFILES.get(name) if isinstance(name, str) else None
-    merged: Tree = {} if profile is None else profile.tree(task)
-    merge(merged, tree)
+    if profile is None:
+        merged: Tree = {}
+        merge(merged, tree)
+    else:
+        merged = over_profile(tree, profile, task)
     merge(merged, {"algorithm": {"name": name}})
     if profile is not None and all(isinstance(merged.get(key, {}), dict) for key in _DERIVED_FROM):
         merge(merged, derived(merged, profile, task))
     return merged
+
+
+def over_profile(tree: Tree, profile: Profile, task: Task | None) -> Tree:
+    """A copy of the tree with the profile's values under its own."""
+    merged = profile_values(tree, profile, task)
+    merge(merged, tree)
+    return merged
+
+
+def profile_values(tree: Tree, profile: Profile, task: Task | None) -> Tree:
+    """What the profile has for what a tree asks for."""
+    policy = tree.get("policy", {})
+    is_recurrent = isinstance(policy, dict) and policy.get("recurrent", "none") != "none"
+    return profile.tree(task, is_recurrent)
 
 
 _DERIVED_FROM = ("actor", "launch", "learner", "policy", "replay")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shoal.config.connections import ListenSection
 from shoal.config.tree import Config
@@ -32,10 +33,6 @@ class Ranks:
     @property
     def is_chief(self) -> bool:
         return self.rank == 0
-
-    def share(self, total: int) -> int:
-        """This learner's part of something that is divided among all."""
-        return total // self.size
 
     def environment(self, address: str, port: int) -> dict[str, str]:
         """What to start this learner with; the chief opens the port, the others dial it."""
@@ -65,45 +62,77 @@ def ranks_of(environ: Mapping[str, str]) -> Ranks:
     return ranks
 
 
+def num_shares(config: Config) -> int:
+    """How many tables the unrolls of a policy are divided among: one per learner of a synchronous run.
+
+    There a learner that took more than its share would leave the others waiting while all actors wait for
+    the next version. In other runs learners take whatever comes first out of one table.
+    """
+    return config.launch.learners if config.algorithm.is_synchronous else 1
+
+
+def env_shares(num_envs: int, num_learners: int) -> tuple[range, ...]:
+    """The environments of one actor that each learner of a synchronous run trains on, as equal as can be."""
+    cuts = [rank * num_envs // num_learners for rank in range(num_learners + 1)]
+    return tuple(range(start, stop) for start, stop in pairwise(cuts))
+
+
+def batch_share(config: Config, rank: int, num_learners: int) -> int:
+    """Environments that a learner has of every batch."""
+    batch_envs, num_envs = config.learner.batch_envs, config.actor.envs
+    if not config.algorithm.is_synchronous:
+        return batch_envs // num_learners
+    return batch_envs // num_envs * len(env_shares(num_envs, num_learners)[rank])
+
+
 def check_shareable(config: Config, num_learners: int) -> None:
-    """Raises ConfigError for a run that several learners cannot train together."""
+    """Raises ConfigError for a run that so many learners cannot train together."""
+    if num_learners != config.launch.learners and config.algorithm.is_synchronous:
+        raise ConfigError(
+            f"config key 'launch.learners': {config.launch.learners}, but this is one of {num_learners} "
+            "learners. Actors divide synchronous unrolls among as many as it says: set it to "
+            f"{num_learners} for all services"
+        )
     if num_learners == 1:
         return
-    if config.env.policies:
-        raise ConfigError(
-            f"config key 'env.policies': {num_learners} learners train one policy together, and "
-            f"{', '.join(config.env.policies)} are {len(config.env.policies)}: use one learner, which trains "
-            "them side by side"
-        )
-    batch_envs = config.learner.batch_envs
-    if batch_envs % num_learners:
+    _check_divided(config, num_learners)
+    share = min(batch_share(config, rank, num_learners) for rank in range(num_learners))
+    # Parts of an accumulated batch, and those of policies with a state, are whole environments.
+    divisible = {
+        "learner.accumulate": (config.learner.accumulate, share, "environments"),
+        "algorithm.minibatches": (config.algorithm.num_minibatches, *_items_of(config, share)),
+    }
+    for key, (num_parts, most, what) in divisible.items():
+        if num_parts > most:
+            raise ConfigError(
+                f"config key '{key}': {num_parts} is above the {most} {what} that each of {num_learners} "
+                "learners has of a batch, and each part needs one: lower it, or raise learner.batch_envs"
+            )
+    if config.learner.sharding == "fsdp":
+        _check_divisible(config)
+
+
+def _check_divided(config: Config, num_learners: int) -> None:
+    """Every learner needs a share: of each actor's environments, or of whatever comes."""
+    batch_envs, num_envs = config.learner.batch_envs, config.actor.envs
+    if config.algorithm.is_synchronous:
+        if num_envs < num_learners:
+            raise ConfigError(
+                f"config key 'actor.envs': {num_envs} environments cannot be divided among {num_learners} "
+                "learners, each of which trains on some of every actor's: raise it, or use fewer learners"
+            )
+    elif batch_envs % num_learners:
         raise ConfigError(
             f"config key 'learner.batch_envs': {batch_envs} cannot be divided among {num_learners} learners: "
             f"set it to a multiple, such as {-(-batch_envs // num_learners) * num_learners}"
         )
-    share = batch_envs // num_learners
-    for key, num_parts in _parts_of_a_batch(config).items():
-        if num_parts > share:
-            raise ConfigError(
-                f"config key '{key}': {num_parts} is above the {share} environments that each of "
-                f"{num_learners} learners has of a batch, and each part needs one: lower it, or raise "
-                "learner.batch_envs"
-            )
-    if config.learner.sharding == "fsdp":
-        _check_divisible(config)
-    if config.algorithm.is_synchronous:
-        raise ConfigError(
-            f"config key 'algorithm.synchronous': {num_learners} learners would wait for each other's data "
-            "while all actors wait for the next version: use one learner, or algorithm.name=appo, or set "
-            "it to false"
-        )
 
 
-def _parts_of_a_batch(config: Config) -> dict[str, int]:
-    return {
-        "learner.accumulate": config.learner.accumulate,
-        "algorithm.minibatches": config.algorithm.num_minibatches,
-    }
+def _items_of(config: Config, num_envs: int) -> tuple[int, str]:
+    """What minibatches of so many environments are drawn from."""
+    if config.policy.has_state:
+        return num_envs, "environments"
+    return num_envs * config.actor.unroll_length, "steps"
 
 
 def _check_divisible(config: Config) -> None:
@@ -114,12 +143,13 @@ def _check_divisible(config: Config) -> None:
         "learner.accumulate": None if settings.accumulate == 1 else settings.accumulate,
         "learner.precision": "float16" if settings.precision == "float16" else None,
         "learner.compile": settings.compile or None,
+        "env.policies": ", ".join(config.env.policies) or None,
     }
     for key, value in wrong.items():
         if value is not None:
             raise ConfigError(
                 f"config key '{key}': {value} does not go with learner.sharding 'fsdp', which is for "
-                "algorithms that train an actor_critic, in one part, not in float16 and not compiled"
+                "algorithms that train one actor_critic, in one part, not in float16 and not compiled"
             )
 
 

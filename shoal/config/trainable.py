@@ -64,8 +64,7 @@ def check_launched(config: Config) -> None:
 def _check_table(path: str, table: AnyTable, config: Config) -> None:
     algorithm, policy = config.algorithm, config.policy
     kinds = algorithm.learns_from
-    has_state = policy.frame_stack > 1 or policy.recurrent != "none"
-    if table.kind == "transition" and has_state:
+    if table.kind == "transition" and policy.has_state:
         raise ConfigError(
             f"config key '{path}.kind': single transitions hold no state of the policy, and it has some "
             f"(policy.frame_stack is {policy.frame_stack}, policy.recurrent is {policy.recurrent!r}): set it "

@@ -172,7 +172,11 @@ class InferenceSection(Section):
     min_batch: int = Field(1, ge=1, le=1 << 20, description="Rows worth waiting for, up to max_wait_ms.")
     max_wait_ms: float = Field(0.0, ge=0, le=1000, description="Longest wait for min_batch rows (ms).")
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of the model; 0: half of the CPUs, at least one."
+        0,
+        ge=0,
+        le=1024,
+        description="CPU threads of the model; 0: half of the CPUs, or all of them if the algorithm is "
+        "synchronous.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Of the forward pass (autocast); weights stay in float32."
@@ -229,7 +233,13 @@ class LaunchSection(Section):
     actors: int = Field(1, ge=1, le=1024, description="Actor processes.")
     evaluators: int = Field(0, ge=0, le=64, description="Evaluator processes.")
     inference: int = Field(1, ge=1, le=64, description="Inference replicas.")
-    learners: int = Field(1, ge=1, le=64, description="Learner processes, which train one policy together.")
+    learners: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Learner processes, which train together. Actors of a synchronous run divide their "
+        "unrolls among so many: set it where torchrun starts them, too.",
+    )
     replay_shards: int = Field(1, ge=1, le=256, description="Replay shards.")
     max_restarts: int = Field(
         20, ge=0, le=100_000, description="Crashes of one process in ten minutes before the run is given up."

@@ -26,10 +26,9 @@ def pick_device(name: str, setting: str) -> torch.device:
     return device
 
 
-def cpu_threads(setting: int, share: int = 1) -> int:
-    """For `torch.set_num_threads`: `setting`, or for 0 half of the CPUs that this process may use.
+def cpu_threads(setting: int, part: float, share: int = 1) -> int:
+    """For `torch.set_num_threads`: `setting`, or for 0 a `part` of the CPUs that this process may use.
 
-    The half is divided among `share` threads that compute side by side; each gets at least one. The other
-    half is for everything else on the machine: environments, decompression, gRPC.
+    The part is divided among `share` threads that compute side by side; each gets at least one.
     """
-    return setting or max(1, num_cpus() // 2 // share)
+    return setting or max(1, int(num_cpus() * part) // share)

@@ -31,7 +31,10 @@ class FrameStack:
     def step(
         self, observation: dict[str, Tensor], first: Tensor, state: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Stacks [B, k, ...] with the newest frame last, and the frames that the next step needs."""
+        """Stacks [B, k, ...] with the newest frame last, and the frames that the next step needs.
+
+        What is not stacked comes back as it is.
+        """
         if not self.state:
             return observation, {}
         if torch.compiler.is_compiling():
@@ -42,16 +45,23 @@ class FrameStack:
             }
         else:
             row = {name: observation[name].unsqueeze(0) for name in self._names}
-            unrolled = self.unroll(row, first.unsqueeze(0), state)
+            unrolled = self._stacks(row, first.unsqueeze(0), state)
             stacks = {name: stack.squeeze(0) for name, stack in unrolled.items()}
-        return stacks, {FRAMES + name: stack[:, 1:] for name, stack in stacks.items()}
+        state = {FRAMES + name: stack[:, 1:] for name, stack in stacks.items()}
+        return {**observation, **stacks}, state
 
     def unroll(
         self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Stacks [S, B, k, ...] of [S, B, ...]; `state` holds the frames before row 0."""
-        if not self.state:
-            return observation
+        """Stacks [S, B, k, ...] of [S, B, ...]; `state` holds the frames before row 0.
+
+        What is not stacked comes back as it is.
+        """
+        return {**observation, **self._stacks(observation, first_SB, state)} if self.state else observation
+
+    def _stacks(
+        self, observation: dict[str, Tensor], first_SB: Tensor, state: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         rows_SBk = self._rows(first_SB)
         stacks = {}
         for name in self._names:

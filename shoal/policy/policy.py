@@ -21,7 +21,7 @@ from shoal.policy.frames import FrameStack
 from shoal.policy.masks import check_mask
 from shoal.policy.normaliser import ObservationNormaliser
 from shoal.policy.trunk import Trunk
-from shoal.records import ACTION_MASK, ArraySpec, EnvSpec
+from shoal.records import ACTION_MASK, PREVIOUS, ArraySpec, EnvSpec
 
 
 class Acted(NamedTuple):
@@ -57,9 +57,10 @@ class Policy(nn.Module, ABC):
         check_mask(spec)
         seen = tuple(array for array in spec.observation if array.name != ACTION_MASK)
         self.seen = seen
-        self.frames = FrameStack(seen, config.frame_stack)
+        own = tuple(array for array in seen if not array.name.startswith(PREVIOUS))
+        self.frames = FrameStack(own, config.frame_stack)
         self.trunk = Trunk(config, seen, config.hidden_sizes)
-        normalised = normalised_arrays(config, seen)
+        normalised = normalised_arrays(config, own)
         self.normaliser = ObservationNormaliser(normalised) if normalised else None
         self.state: tuple[ArraySpec, ...] = (*self.trunk.state, *self.frames.state)
 

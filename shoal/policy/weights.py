@@ -5,6 +5,7 @@ Stateless. Loading writes into the policy: no other thread may be using it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,11 @@ from shoal.policy.network import Policy
 
 _MAX_SHOWN = 3
 
+# Where the weights of twin critics stand in a name; those of a target have `module.` before them.
+_CRITICS = re.compile(r"critics\.(?:module\.)?")
+
+Weights = Mapping[str, Tensor | np.ndarray]
+
 
 def load_policy_bytes(policy: Policy, data: bytes) -> None:
     """All weights or none: names, shapes and dtypes are compared before the first one is written."""
@@ -27,9 +33,10 @@ def load_policy_bytes(policy: Policy, data: bytes) -> None:
     load_policy_arrays(policy, found)
 
 
-def load_policy_arrays(policy: Policy, found: Mapping[str, Tensor | np.ndarray]) -> None:
+def load_policy_arrays(policy: Policy, found: Weights) -> None:
     """As `load_policy_bytes`, from what is in memory already."""
     wanted = policy.state_dict()
+    found = stack_critics(wanted, found)
     differences = describe_differences(wanted, found)
     if differences:
         raise UserError(
@@ -41,9 +48,20 @@ def load_policy_arrays(policy: Policy, found: Mapping[str, Tensor | np.ndarray])
             tensor.copy_(as_tensor(found[name]))
 
 
-def describe_differences(
-    wanted: Mapping[str, Tensor | np.ndarray], found: Mapping[str, Tensor | np.ndarray]
-) -> str:
+def stack_critics(wanted: Weights, found: Weights) -> Weights:
+    """What earlier releases stored of twin critics one by one, `critics.0.` and `critics.1.`, in one array.
+
+    Only where it is wanted so. Names of any prefix, such as those of an optimiser's moments.
+    """
+    stacked = dict(found)
+    for name in wanted.keys() - found.keys():
+        pair = [_CRITICS.sub(rf"\g<0>{number}.", name, count=1) for number in range(2)]
+        if all(part in found and part != name for part in pair):
+            stacked[name] = np.stack([np.asarray(stacked.pop(part)) for part in pair])
+    return stacked
+
+
+def describe_differences(wanted: Weights, found: Weights) -> str:
     """The first few names, shapes and dtypes that differ; empty if none does."""
     lines = [f"{name} is missing" for name in wanted if name not in found]
     lines += [f"{name} is not a weight of this policy" for name in sorted(found) if name not in wanted]

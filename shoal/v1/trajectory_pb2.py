@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from shoal.v1 import tensor_pb2 as shoal_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/trajectory.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"4\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x11\n\tnum_steps\x18\x02 \x01(\x03\"E\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.shoal.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\"+\n\x06Layout\x12!\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Column\"E\n\x05\x42lock\x12\x1e\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x0f.shoal.v1.Codec\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x95\x01\n\nTrajectory\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\x1f\n\x06\x62locks\x18\x06 \x03(\x0b\x32\x0f.shoal.v1.Block\x12#\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x11.shoal.v1.Episode\x12\x0e\n\x06stream\x18\x03 \x01(\x04\x12\x12\n\nfirst_step\x18\x04 \x01(\x04J\x04\x08\x01\x10\x02R\x07\x63olumnsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/trajectory.proto\x12\x08shoal.v1\x1a\x15shoal/v1/tensor.proto\"b\n\x07\x45pisode\x12\x16\n\x0e\x65pisode_return\x18\x01 \x01(\x01\x12\x11\n\tnum_steps\x18\x02 \x01(\x03\x12\x1a\n\rfirst_version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\x10\n\x0e_first_version\"E\n\x06\x43olumn\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1e\n\x05\x64type\x18\x02 \x01(\x0e\x32\x0f.shoal.v1.DType\x12\r\n\x05shape\x18\x03 \x03(\x03\"+\n\x06Layout\x12!\n\x07\x63olumns\x18\x01 \x03(\x0b\x32\x10.shoal.v1.Column\"E\n\x05\x42lock\x12\x1e\n\x05\x63odec\x18\x01 \x01(\x0e\x32\x0f.shoal.v1.Codec\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x95\x01\n\nTrajectory\x12\x0e\n\x06layout\x18\x05 \x01(\x0c\x12\x1f\n\x06\x62locks\x18\x06 \x03(\x0b\x32\x0f.shoal.v1.Block\x12#\n\x08\x65pisodes\x18\x02 \x03(\x0b\x32\x11.shoal.v1.Episode\x12\x0e\n\x06stream\x18\x03 \x01(\x04\x12\x12\n\nfirst_step\x18\x04 \x01(\x04J\x04\x08\x01\x10\x02R\x07\x63olumnsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,13 +33,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'shoal.v1.trajectory_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_EPISODE']._serialized_start=62
-  _globals['_EPISODE']._serialized_end=114
-  _globals['_COLUMN']._serialized_start=116
-  _globals['_COLUMN']._serialized_end=185
-  _globals['_LAYOUT']._serialized_start=187
-  _globals['_LAYOUT']._serialized_end=230
-  _globals['_BLOCK']._serialized_start=232
-  _globals['_BLOCK']._serialized_end=301
-  _globals['_TRAJECTORY']._serialized_start=304
-  _globals['_TRAJECTORY']._serialized_end=453
+  _globals['_EPISODE']._serialized_end=160
+  _globals['_COLUMN']._serialized_start=162
+  _globals['_COLUMN']._serialized_end=231
+  _globals['_LAYOUT']._serialized_start=233
+  _globals['_LAYOUT']._serialized_end=276
+  _globals['_BLOCK']._serialized_start=278
+  _globals['_BLOCK']._serialized_end=347
+  _globals['_TRAJECTORY']._serialized_start=350
+  _globals['_TRAJECTORY']._serialized_end=499
 # @@protoc_insertion_point(module_scope)

@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Episode(_message.Message):
-    __slots__ = ("episode_return", "num_steps")
+    __slots__ = ("episode_return", "num_steps", "first_version")
     EPISODE_RETURN_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_VERSION_FIELD_NUMBER: _ClassVar[int]
     episode_return: float
     num_steps: int
-    def __init__(self, episode_return: _Optional[float] = ..., num_steps: _Optional[int] = ...) -> None: ...
+    first_version: int
+    def __init__(self, episode_return: _Optional[float] = ..., num_steps: _Optional[int] = ..., first_version: _Optional[int] = ...) -> None: ...
 
 class Column(_message.Message):
     __slots__ = ("name", "dtype", "shape")

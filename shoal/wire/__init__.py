@@ -21,6 +21,7 @@ from shoal.wire.trajectories import (
     encode_columns,
     encode_trajectory,
     episode_from_proto,
+    episode_to_proto,
 )
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "encode_columns",
     "encode_trajectory",
     "episode_from_proto",
+    "episode_to_proto",
     "spec_from_proto",
     "spec_to_proto",
     "tensor_from_proto",

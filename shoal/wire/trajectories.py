@@ -46,7 +46,7 @@ def encode_trajectory(trajectory: Trajectory) -> bytes:
     message = trajectory_pb2.Trajectory(stream=trajectory.stream, first_step=trajectory.first_step)
     _write_columns(trajectory.columns, message)
     for episode in trajectory.episodes:
-        message.episodes.add(episode_return=episode.episode_return, num_steps=episode.num_steps)
+        episode_to_proto(episode, message.episodes.add())
     return message.SerializeToString()
 
 
@@ -239,13 +239,21 @@ def _leading_axes(layout: Layout) -> tuple[int, int]:
     return leading[0], leading[1]
 
 
+def episode_to_proto(episode: Episode, message: trajectory_pb2.Episode) -> None:
+    """Fills the message in place."""
+    message.episode_return, message.num_steps = episode.episode_return, episode.num_steps
+    if episode.first_version >= 0:
+        message.first_version = episode.first_version
+
+
 def episode_from_proto(message: trajectory_pb2.Episode) -> Episode:
     if not math.isfinite(message.episode_return) or message.num_steps < 1:
         raise InvalidArgumentError(
             f"episode of {message.num_steps} steps with a return of {message.episode_return}: "
             "a finite return and at least one step are needed"
         )
-    return Episode(message.episode_return, message.num_steps)
+    first_version = message.first_version if message.HasField("first_version") else -1
+    return Episode(message.episode_return, message.num_steps, max(first_version, -1))
 
 
 def _parse(payload: bytes) -> trajectory_pb2.Trajectory:

@@ -50,6 +50,28 @@ def test_a_cue_is_remembered_with_an_lstm_and_not_without(tmp_path: Path) -> Non
     assert reached["feed_forward"]["mean_return"] < 0.5
 
 
+def test_what_only_the_previous_action_and_reward_tell_is_learned(tmp_path: Path) -> None:
+    """One arm of three pays, another one in each episode, and nothing shows which: by chance 3.3 of 10."""
+    reached = {}
+    steps = 1_000_000
+    for shown in (True, False):
+        name = f"previous_{shown}"
+        policy = {"recurrent": "lstm", "recurrent_size": 32, "previous_inputs": shown}
+        env = {"id": str(ROOT / "tests" / "e2e" / "bandit_env.py") + ":Bandit"}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**task(**policy), "env": env}))
+        limits = ("--until-return", "7", "--steps", str(steps))
+        with shoal("train", f"{name}.yaml", "--run-dir", name, *limits, cwd=tmp_path) as run:
+            assert run.process.wait(180) == 0, f"{run.stdout}\n{run.stderr}"
+        result = json.loads(RunDir(tmp_path / name).result.read_text())
+        print(f"{name}: {result['mean_return']:.2f} after {result['env_steps']:,} steps ({result['reason']})")
+        reached[shown] = result
+        # As many as the one that learns it needed.
+        steps = result["env_steps"]
+    assert reached[True]["reason"] == "until_return"
+    assert reached[False]["reason"] == "steps"
+    assert reached[False]["mean_return"] < 4.5
+
+
 def test_an_actor_that_comes_back_twenty_times_leaves_nothing_on_the_server(tmp_path: Path) -> None:
     remembering = task(recurrent="lstm", recurrent_size=128, frame_stack=4)
     config = build_config({**remembering, "run": {"dir": str(tmp_path / "run")}})

@@ -11,6 +11,8 @@ import asyncio
 import math
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from services.learner.trainer import Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.config import Config, to_yaml
 from shoal.config.network import PolicySection
 from shoal.config.ranks import ranks_of
@@ -41,6 +44,7 @@ from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
 
 SPEC = EnvSpec("Test-v0", (ArraySpec("observation", "float32", (3,)),), DiscreteAction(2))
 NUM_STEPS, NUM_ENVS, NUM_ROWS = 6, 8, 7
+TARGET_KL = 0.05
 
 
 def make_algorithm(num_shards: int = 1) -> Algorithm[Any]:
@@ -50,6 +54,17 @@ def make_algorithm(num_shards: int = 1) -> Algorithm[Any]:
     if num_shards > 1:
         shard(policy, torch.device("cpu"), num_shards)
     return build_algorithm(ImpalaConfig(learning_rate=1e-2), policy)
+
+
+def make_clipped(minibatches: int, peers: Peers | None = None) -> Trainer:
+    """PPO with all that is of the whole batch: advantages, statistics, and when to end the passes."""
+    torch.manual_seed(1)
+    policy = build_policy(PolicySection(hidden_sizes=(16, 15), normalise_observations=True), SPEC)
+    # Passes over some batches end early, others do not.
+    config = PpoConfig(
+        learning_rate=1e-2, epochs=4, minibatches=minibatches, target_kl=TARGET_KL, normalise_returns=True
+    )
+    return Trainer(build_algorithm(config, policy), 0.5, peers=peers)
 
 
 def make_trainer(peers: Peers | None = None, is_sharded: bool = False) -> Trainer:
@@ -93,6 +108,42 @@ def train(peers: Peers, out: Path, is_sharded: bool = False) -> None:
     losses = np.array([[outcome.loss, outcome.grad_norm] for outcome in outcomes])
     entropies = np.array([outcome.metrics["entropy"].item() for outcome in outcomes])
     out.write_bytes(save(trainer.state() | {"losses": losses, "entropies": entropies}))
+
+
+def clipped(peers: Peers, out: Path) -> None:
+    """As `train`, of PPO, with shares of unequal size: as one part, and in parts of each learner's own."""
+    whole, in_parts = make_clipped(1, peers), make_clipped(2, peers)
+    torch.manual_seed(peers.rank)
+    cut = 5 * peers.rank
+    share = slice(cut, cut + (5 if peers.rank == 0 else 3))
+    for step in range(NUM_STEPS):
+        for trainer in (whole, in_parts):
+            trainer.step(make_batch(step).take(share))
+    states = {f"whole/{name}": array for name, array in whole.state().items()}
+    out.write_bytes(save(states | {f"parts/{name}": array for name, array in in_parts.state().items()}))
+
+
+def policies(peers: Peers, out: Path) -> None:
+    """A thread for each of two policies, which come to their calls in different orders on each learner."""
+    assert isinstance(peers, Group)
+    groups = peers.for_policies(2)
+    first = groups[peers.rank]
+    begun = threading.Event()
+
+    def train(group: Group) -> list[float]:
+        if group is not first:
+            begun.wait()
+        begun.set()
+        found = []
+        for number in range(50):
+            value = 100.0 * groups.index(group) + number
+            found.append(group.sum(torch.tensor([value])).item())
+            found.extend(float(told[0]) for told in group.gather(np.array([value])))
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(train, groups))
+    out.write_text(repr(found))
 
 
 def divided(peers: Peers, out: Path) -> None:
@@ -205,7 +256,7 @@ def agree(peers: Peers, out: Path) -> None:
     rounds.append(
         hold_round(peers, Told(False, has_batch=rank == 0, num_transitions=7, policy_version=9 - rank))
     )
-    episodes = [Episode(0.1 + rank, 10**6 + number) for number in range(rank + 1)]
+    episodes = [Episode(0.1 + rank, 10**6 + number, 7 - rank) for number in range(rank + 1)]
     told = Told(
         is_stopping=False,
         has_batch=True,
@@ -235,6 +286,8 @@ def lose(peers: Peers, out: Path) -> None:
 
 SCENES = {
     "train": train,
+    "clipped": clipped,
+    "policies": policies,
     "divided": divided,
     "resumed": resumed,
     "gone_back": gone_back,

@@ -217,10 +217,11 @@ class Rig:
     def spec(self, spec: EnvSpec) -> None:
         self.only.spec = spec
 
-    async def append(self, *payloads: bytes, side: Side | None = None) -> None:
+    async def append(self, *payloads: bytes, side: Side | None = None, table: str | None = None) -> None:
+        """`table`: another one than the side's own."""
         side = side or self.only
         client = GrpcReplayClient(Address(self.replay_address), SECURITY, LIMITS, RPC)
-        stream = await opened(client, side.table)
+        stream = await opened(client, table or side.table)
         for data in payloads:
             await stream.send(Append(side.num_sent, (data,), timeout_s=30.0))
             await stream.receive()

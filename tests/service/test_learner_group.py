@@ -21,7 +21,7 @@ from services.learner.checkpoint import CheckpointStore
 from services.learner.rounds import Round
 from shoal.config.ranks import Ranks
 from shoal.records import Episode
-from tests.service.group_member import NUM_STEPS, make_batch, make_trainer
+from tests.service.group_member import NUM_STEPS, make_batch, make_clipped, make_trainer
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
@@ -63,7 +63,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def played(out: Path) -> Callable[[str], list[bytes]]:
     """What each learner has made of a scene; they have played them one after the other."""
-    scenes = ("train", "agree", "not_finite", "divided", "resumed", "gone_back")
+    scenes = ("train", "clipped", "policies", "agree", "not_finite", "divided", "resumed", "gone_back")
     with members(out, PATIENCE_S, *scenes) as started:
         assert [process.wait(PATIENCE_S) for process in started] == [0] * SIZE
     return lambda scene: [Path(f"{out}.{scene}.{rank}").read_bytes() for rank in range(SIZE)]
@@ -97,6 +97,38 @@ def test_several_learners_are_one_with_the_whole_batch(
     )
     print(f"{scene}: two learners differ by {worst:.1e} from one, whose weights moved by {moved:.1e}")
     assert moved > 0.01
+
+
+def test_several_learners_of_ppo_are_one_with_the_whole_batch(
+    played: Callable[[str], list[bytes]],
+) -> None:
+    """Advantages, observations and returns are normalised over all; passes end alike. Shares are unequal."""
+    found = [load(data) for data in played("clipped")]
+    for name, array in found[0].items():
+        if not name.endswith("rng/cpu"):
+            np.testing.assert_array_equal(found[1][name], array, err_msg=name)
+    alone = make_clipped(minibatches=1)
+    passes = []
+    for step in range(NUM_STEPS):
+        before = alone.state()["adam/num_steps/policy"]
+        alone.step(make_batch(step))
+        passes.append(int(alone.state()["adam/num_steps/policy"] - before))
+    worst = 0.0
+    for name, array in alone.state().items():
+        if name != "rng/cpu":
+            np.testing.assert_allclose(found[0][f"whole/{name}"], array, rtol=1e-5, atol=1e-5, err_msg=name)
+            worst = max(worst, float(np.abs(found[0][f"whole/{name}"] - array).max()))
+    print(f"two learners differ by {worst:.1e} from one, after passes of {passes}")
+    assert min(passes) < 4 <= max(passes), "the case would not tell whether passes end alike"
+
+
+def test_policies_do_not_wait_for_each_other(played: Callable[[str], list[bytes]]) -> None:
+    expected = [
+        [told for number in range(50) for told in (2 * (base + number), base + number, base + number)]
+        for base in (0.0, 100.0)
+    ]
+    for text in played("policies"):
+        assert text.decode() == repr(expected)
 
 
 @pytest.mark.parametrize("scene", ["resumed", "gone_back"])
@@ -134,7 +166,7 @@ def test_learners_agree_on_a_round(played: Callable[[str], list[bytes]]) -> None
     assert len(set(texts)) == 1, "all heard the same"
     waiting, complete, stopping, data, total, empty = texts[0].decode().splitlines()
     assert waiting == repr(round_of(num_transitions=14, policy_version=9))
-    episodes = (Episode(0.1, 10**6), Episode(1.1, 10**6), Episode(1.1, 10**6 + 1))
+    episodes = (Episode(0.1, 10**6, 7), Episode(1.1, 10**6, 6), Episode(1.1, 10**6 + 1, 6))
     assert complete == repr(
         round_of(is_complete=True, env_steps=101, num_transitions=11, episodes=episodes, policy_version=11)
     )

@@ -304,7 +304,7 @@ def test_an_answer_tells_what_has_come_since_the_last_one(check_sampled: Check) 
     async def test(client: ReplayShardClient, shard: Shard, kind: Kind) -> None:
         await stored(client, kind.append(0, 0))
         samples = await client.open_sample("train")
-        episodes = (Episode(-1.5, 7), Episode(2.0, 3))
+        episodes = (Episode(-1.5, 7, 4), Episode(2.0, 3))
         told = []
         for number in range(1, 4):
             await samples.request(1)

@@ -20,6 +20,7 @@ from benchmarks import (
     console,
     frames_env,
     inference_latency,
+    off_policy,
     replay,
     replay_data,
     replay_pong,
@@ -39,8 +40,8 @@ from shoal.wire import decode_sequence, decode_trajectory, encode_trajectory
 
 ROOT = Path(__file__).resolve().parents[2]
 # Run by another interpreter, without shoal.
-SIDE = replay_reverb.SIDE
-MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py") if path != SIDE)
+SIDES = (replay_reverb.SIDE, off_policy.SIDE)
+MODULES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py") if path not in SIDES)
 LIMITS = LimitsSection()
 
 
@@ -62,11 +63,18 @@ def test_every_part_is_there(tmp_path: Path) -> None:
     assert replay.arguments(["--quick", "--only", "memory", "index"]).only == ["memory", "index"]
 
 
-def test_reverbs_side_needs_nothing_of_shoal() -> None:
-    tree = ast.parse(SIDE.read_text(), feature_version=(3, 8))
+@pytest.mark.parametrize(
+    ("side", "needs"),
+    [
+        (replay_reverb.SIDE, {"numpy", "reverb", "tensorflow"}),
+        (off_policy.SIDE, {"torch", "stable_baselines3"}),
+    ],
+)
+def test_the_side_of_another_system_needs_nothing_of_shoal(side: Path, needs: set[str]) -> None:
+    tree = ast.parse(side.read_text(), feature_version=(3, 8))
     imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
     imported += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert {"numpy", "reverb", "tensorflow"} <= set(imported)
+    assert needs <= set(imported)
     assert not [name for name in imported if name.split(".")[0] in ("shoal", "services", "benchmarks")]
 
 
@@ -331,7 +339,7 @@ def test_the_bare_network_is_the_published_one_in_both_layouts() -> None:
 
 def test_the_program_takes_parts_and_a_quick_scale() -> None:
     everything = benchmarks_main.arguments([])
-    assert everything.only == ["p1", "p2", "p3", "p4", "p7", "p8", "actors"]
+    assert everything.only == ["p1", "p2", "p3", "p4", "p7", "p8", "p12", "actors"]
     assert not everything.quick
     some = benchmarks_main.arguments(["--quick", "--only", "p4", "p8"])
     assert (some.quick, some.only) == (True, ["p4", "p8"])

@@ -297,6 +297,20 @@ def attributes_read() -> frozenset[str]:
     )
 
 
+@cache
+def settings_derived_from() -> frozenset[str]:
+    """What `shoal.config.profiles` asks an algorithm's section for by name: `setting("name")`."""
+    (profiles,) = [module for module in modules() if module.name == "shoal.config.profiles"]
+    return frozenset(
+        node.args[0].value
+        for node in ast.walk(profiles.tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "setting"
+        and isinstance(node.args[0], ast.Constant)
+    )
+
+
 def test_every_config_field_is_described() -> None:
     silent = [
         f"{section.__name__}.{name}"
@@ -312,7 +326,7 @@ def unread_fields(model: type[BaseModel]) -> list[str]:
         f"{section.__name__}.{name}"
         for section in sections(model)
         for name in section.model_fields
-        if name not in attributes_read()
+        if name not in attributes_read() | settings_derived_from()
     ]
 
 

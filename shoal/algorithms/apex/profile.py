@@ -14,6 +14,7 @@ class ApexConfig(ReplayedSection):
     """Ape-X DQN: double, n-step, prioritised (Horgan et al. 2018)."""
 
     trains = "q"
+    explores_by = "epsilon"
 
     name: Literal["apex"] = Field("apex", description="The algorithm.")
     n_step: int = Field(

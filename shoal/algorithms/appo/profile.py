@@ -38,6 +38,7 @@ PROFILE = Profile(
             "epochs": 4,
             "minibatches": 8,
             "entropy_cost": 0.01,
+            "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
             "advantage_noise": 0.01,
         },
@@ -45,6 +46,11 @@ PROFILE = Profile(
     continuous={
         "policy": {"initial_log_std": -0.5},
         "algorithm": {"entropy_cost": 0.0},
+    },
+    # Unrolls are gone through step by step: many side by side, in few parts.
+    recurrent={
+        "actor": {"envs": 64, "unroll_length": 32},
+        "algorithm": {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2},
     },
     images={
         "actor": {"envs": 64, "unroll_length": 32},

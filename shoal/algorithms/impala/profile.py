@@ -42,6 +42,10 @@ PROFILE = Profile(
         "policy": {"initial_log_std": -0.5},
         "algorithm": {"entropy_cost": 0.0},
     },
+    recurrent={
+        "actor": {"envs": 64, "unroll_length": 32},
+        "algorithm": {"learning_rate": 2e-3},
+    },
     images={
         "actor": {"envs": 64},
         "policy": {"frame_stack": 4},

@@ -59,6 +59,7 @@ PROFILE = Profile(
             "epochs": 10,
             "minibatches": 32,
             "entropy_cost": 0.01,
+            "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
             "advantage_noise": 0.01,
             "recompute_advantages": True,
@@ -67,6 +68,11 @@ PROFILE = Profile(
     continuous={
         "policy": {"initial_log_std": -0.5},
         "algorithm": {"entropy_cost": 0.0},
+    },
+    # Unrolls are gone through step by step: many side by side, in few parts.
+    recurrent={
+        "actor": {"envs": 64, "unroll_length": 32},
+        "algorithm": {"learning_rate": 1e-3, "epochs": 4, "minibatches": 4, "recompute_advantages": False},
     },
     images={
         "actor": {"envs": 32, "unroll_length": 64},

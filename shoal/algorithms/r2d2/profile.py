@@ -14,6 +14,7 @@ class R2d2Config(ReplayedSection):
     """R2D2: recurrent replay from stored states with burn-in (Kapturowski et al. 2019)."""
 
     trains = "q"
+    explores_by = "epsilon"
     learns_from = ("sequence",)
 
     name: Literal["r2d2"] = Field("r2d2", description="The algorithm.")

@@ -44,6 +44,9 @@ class Sac(Algorithm[SoftActorCritic]):
         config = self._config
         return config.temperature_learning_rate if group == "temperature" else config.learning_rate
 
+    def decays(self, group: str) -> bool:
+        return group != "temperature"
+
     def loss(self, batch: Batch) -> LossOutput:
         return sac_loss(self.policy, self.target_critics.module, self.log_temperature, batch, self._config)
 

@@ -10,7 +10,7 @@ Legend: T transitions, B environments, D elements of an action, P parameters of 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoal.algorithms.algorithm import LossOutput
 from shoal.algorithms.batch import Batch
@@ -20,11 +20,12 @@ from shoal.algorithms.n_step import n_step
 from shoal.algorithms.sac.profile import SacConfig
 from shoal.algorithms.twin_critics import critic_loss, held_still
 from shoal.policy.network import SoftActorCritic
+from shoal.policy.twin_q import Critics
 
 
 def sac_loss(
     policy: SoftActorCritic,
-    target_critics: nn.ModuleList,
+    target_critics: Critics,
     log_temperature: Tensor,
     batch: Batch,
     config: SacConfig,

@@ -18,7 +18,9 @@ class SacConfig(ContinuousSection):
     name: Literal["sac"] = Field("sac", description="The algorithm.")
     initial_temperature: float = Field(1.0, gt=0, description="Alpha at the beginning.")
     learn_temperature: bool = Field(True, description="Alpha follows the target entropy.")
-    temperature_learning_rate: float = Field(3e-4, gt=0, le=1, description="Adam's step size of alpha.")
+    temperature_learning_rate: float = Field(
+        3e-4, gt=0, le=1, description="The optimiser's step size of alpha."
+    )
     target_entropy: float | None = Field(
         None,
         description="Entropy that alpha keeps the policy at, of actions in half widths of bounds; `null`: "

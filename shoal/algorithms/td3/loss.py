@@ -47,7 +47,7 @@ def td3_loss(
     # The deterministic policy gradient of the first critic (equation 4).
     action_TB = policy(*rows)
     with held_still(policy.critics):
-        q_TB, _ = policy.q_values(*rows, action_TB)
+        q_TB = policy.q_values(*rows, action_TB)[0]
     actor_loss = -steps.mean(q_TB)
     metrics = critics.metrics | {"actor_loss": actor_loss.detach()}
     return LossOutput(critics.loss + actor_loss, metrics, steps.num, critics.priority_B)

@@ -14,6 +14,7 @@ class Td3Config(ContinuousSection):
     """TD3: twin critics, delayed policy, smoothed targets (Fujimoto et al. 2018)."""
 
     trains = "deterministic"
+    explores_by = "noise"
 
     name: Literal["td3"] = Field("td3", description="The algorithm.")
     policy_delay: int = Field(2, ge=1, le=1000, description="Critic steps per step of policy and targets.")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 160
 STEPS_PER_S = "sum(rate(shoal_learner_env_steps_total[1m]))"
 RETURN_MEAN = "avg(shoal_learner_episode_return_mean)"
+UNTRAINED_MEAN = "avg(shoal_learner_untrained_return_mean and shoal_learner_untrained_episodes > 0)"
 STARVATION = "avg(shoal:learner_starvation:ratio)"
 
 
@@ -53,14 +54,15 @@ def training(server: Prometheus) -> str:
     """One line of figures, or why there are none."""
     try:
         speed, mean = server.value(STEPS_PER_S), server.value(RETURN_MEAN)
-        starvation = server.value(STARVATION)
+        untrained, starvation = server.value(UNTRAINED_MEAN), server.value(STARVATION)
     except PrometheusError:
         return f"learner: no figures, Prometheus does not answer at {server.address}"
     if speed is None:
         return f"learner: no figures yet in Prometheus at {server.address}"
     parts = [f"{speed:,.0f} env steps/s"]
     if mean is not None:
-        parts.append(f"mean return {mean:,.1f}")
+        beside = "" if untrained is None else f" (untrained {untrained:,.1f})"
+        parts.append(f"mean return {mean:,.1f}{beside}")
     if starvation is not None:
         parts.append(f"waits for data {100 * starvation:.0f} % of its time")
     return f"learner: {', '.join(parts)}"

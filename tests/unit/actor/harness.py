@@ -84,6 +84,7 @@ class Harness:
         unrolls: int | None = None,
         priorities: FirstPriorities | None = None,
         synchronous: bool = False,
+        shares: Sequence[slice] = (),
     ) -> None:
         self.replicas = replicas
         self.sink = Collected()
@@ -119,6 +120,7 @@ class Harness:
             unrolls=unrolls,
             priorities=priorities,
             synchronous=synchronous,
+            shares=shares,
         )
         self.task = asyncio.create_task(self.group.run())
 
@@ -166,6 +168,7 @@ def run(
     unrolls: int | None = None,
     priorities: FirstPriorities | None = None,
     synchronous: bool = False,
+    shares: Sequence[slice] = (),
     prepare: Callable[[Replicas], None] = lambda _: None,
 ) -> None:
     async def body() -> None:
@@ -179,6 +182,7 @@ def run(
             unrolls=unrolls,
             priorities=priorities,
             synchronous=synchronous,
+            shares=shares,
         )
         try:
             await test(harness)

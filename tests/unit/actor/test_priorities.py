@@ -252,7 +252,8 @@ def test_groups_of_an_actor_have_their_own(algorithm: str, monkeypatch: pytest.M
     tree = {
         "actor": {"envs": 4, "groups": 2},
         "replay": {"tables": {"train": {"kind": "sequence", "alpha": 0.5}}},
-        "algorithm": {"name": algorithm},
+        # Rewards as they are: what they are divided by, only the learner knows.
+        "algorithm": {"name": algorithm, "normalise_returns": False},
     }
     config = build_config(tree)
     envs = [make_batch_env(config.env, 2, Restarts(1)) for _ in range(2)]

@@ -10,11 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 import services.actor.loop
-from services.actor.loop import group_seed, run_actor
+from services.actor.loop import Actor, group_seed, run_actor
+from services.actor.metrics import ActorMetrics
 from shoal.config import Config
 from shoal.config.connections import ListenSection
+from shoal.config.load import build_config
 from shoal.config.tree import ActorSection, EnvSection
 from shoal.envs.batch import BatchEnv
 from shoal.envs.make import make_batch_env
@@ -50,7 +53,10 @@ def test_worker_processes_of_asynchronous_environments_import_little() -> None:
 
 def test_a_table_that_is_not_there_is_told_in_one_line() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "services.actor", "--set", "learner.table=other"],
+        [
+            *(sys.executable, "-m", "services.actor"),
+            *("--set", "learner.table=other", "--set", "replay.tables={train: {}}"),
+        ],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2
@@ -91,3 +97,20 @@ def test_groups_and_lives_of_a_run_get_different_seeds() -> None:
     # Environments of a group count on from its seed: ranges must not meet either.
     ordered = sorted(seeds)
     assert min(b - a for a, b in itertools.pairwise(ordered)) > 256
+
+
+@pytest.mark.parametrize(
+    ("learners", "expected"), [(1, {"train": 3}), (2, {"train-rank0": 3, "train-rank1": 3})]
+)
+def test_a_synchronous_actor_writes_to_the_tables_of_all_learners(
+    learners: int, expected: dict[str, int]
+) -> None:
+    """Nine environments in three groups: rank 0 has four of them, one of which is of the second group."""
+
+    async def body() -> dict[str, int]:
+        tree = {"algorithm": {"name": "ppo"}, "actor": {"envs": 9, "groups": 3}, "learner": {"batch_envs": 9}}
+        config = build_config(tree | {"launch": {"learners": learners}})
+        envs = [make_batch_env(config.env, 3, Restarts(0)) for _ in range(3)]
+        return Actor(config, envs, ActorMetrics(CollectorRegistry(), "train"))._num_slots
+
+    assert asyncio.run(body()) == expected

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from services.actor.split import split_by_env
+from services.actor.split import split_by_env, split_by_share
 from shoal.clients.replay_shard import ITEM_OVERHEAD_BYTES, RESPONSE_OVERHEAD_BYTES
 from shoal.config.connections import LimitsSection
 from shoal.errors import InvalidArgumentError, UserError
@@ -45,6 +45,23 @@ def unrolls(draw: st.DrawFn) -> tuple[Trajectory, list[list[Episode]]]:
         "first": draw(hnp.arrays(bool, (num_rows, num_envs))),
     }
     return Trajectory(columns, tuple(in_order)), by_env
+
+
+@given(unrolls(), st.integers(1, 5))
+def test_every_share_has_its_columns_and_the_episodes_of_its_environments(
+    unroll: tuple[Trajectory, list[list[Episode]]], num_shares: int
+) -> None:
+    trajectory, episodes = unroll
+    cuts = np.linspace(0, trajectory.num_envs, num_shares + 1).astype(int).tolist()
+    shares = [slice(start, stop) for start, stop in pairwise(cuts) if start < stop]
+    parts = [
+        decode_sequence((encode_trajectory(part),), LimitsSection())
+        for part in split_by_share(trajectory, shares)
+    ]
+    for share, part in zip(shares, parts, strict=True):
+        for name, column in trajectory.columns.items():
+            np.testing.assert_array_equal(part.columns[name], column[:, share])
+        assert list(part.episodes) == [episode for env in episodes[share] for episode in env]
 
 
 @given(unrolls(), st.integers(0, 1 << 40), st.integers(0, 1 << 62))

@@ -13,7 +13,7 @@ from shoal.algorithms.clipped import ADVANTAGE, OLD_LOG_PROB, OLD_VALUE, RETURN,
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.vtrace import vtrace
-from tests.unit.algorithms.table_policy import TablePolicy, make_batch
+from tests.unit.algorithms.table_policy import TablePolicy, make_batch, places_of
 
 CONFIG = AppoConfig(discount=0.9, trace_lambda=0.9, rho_clip=1.5, c_clip=1.0, normalise_advantages=False)
 
@@ -34,11 +34,11 @@ def test_targets_are_those_of_vtrace_before_the_passes() -> None:
     num_parts = 0
     for part in Appo(CONFIG, policy).passes(batch):
         num_parts += 1
-        envs, targets = part.observation["env"][0], part.targets
-        torch.testing.assert_close(targets[ADVANTAGE] * targets[RHO], expected.advantage_TB[:, envs])
-        torch.testing.assert_close(targets[RETURN], expected.vs_TB[:, envs])
-        torch.testing.assert_close(targets[OLD_LOG_PROB], log_prox[:, envs])
-        torch.testing.assert_close(targets[OLD_VALUE], value[:-1, envs])
+        places, targets = places_of(part), part.targets
+        torch.testing.assert_close(targets[ADVANTAGE] * targets[RHO], expected.advantage_TB[places])
+        torch.testing.assert_close(targets[RETURN], expected.vs_TB[places])
+        torch.testing.assert_close(targets[OLD_LOG_PROB], log_prox[places])
+        torch.testing.assert_close(targets[OLD_VALUE], value[places])
         with torch.no_grad():
             policy.value += 1.0
             policy.logits.mul_(1.1)
@@ -66,12 +66,10 @@ def test_normalised_advantages_are_weighed_by_rho_afterwards() -> None:
     appo = Appo(CONFIG.model_copy(update={"minibatches": 1, "normalise_advantages": True}), TablePolicy())
     batch = make_batch()
     plain, part = appo.targets(batch), next(iter(appo.passes(batch)))
-    valid = part.valid_TB > 0
-    advantage = part.targets[ADVANTAGE][valid]
+    advantage = part.targets[ADVANTAGE][:, part.weight_B > 0]
     assert advantage.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert advantage.std(correction=0).item() == pytest.approx(1.0, abs=1e-4)
-    envs = part.observation["env"][0]
-    torch.testing.assert_close(part.targets[RHO], plain[RHO][:, envs])
+    torch.testing.assert_close(part.targets[RHO], plain[RHO][places_of(part)])
 
 
 def test_old_environments_without_weight_do_not_count() -> None:

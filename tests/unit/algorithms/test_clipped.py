@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from shoal.algorithms.clipped import (
 from shoal.algorithms.ppo.algorithm import Ppo
 from shoal.algorithms.ppo.profile import PpoConfig
 from tests.unit.algorithms.ends import AUTORESET
-from tests.unit.algorithms.table_policy import NUM_ENVS, NUM_STEPS, TablePolicy, make_batch
+from tests.unit.algorithms.table_policy import NUM_ENVS, NUM_STEPS, TablePolicy, make_batch, places_of
 
 CONFIG = PpoConfig(clip=0.2, value_cost=0.7, entropy_cost=0.05)
 
@@ -126,49 +127,97 @@ def test_a_policy_far_from_the_old_one_has_a_finite_loss() -> None:
     assert all(metric.isfinite() for metric in output.metrics.values())
 
 
-def algorithm(**settings: object) -> Ppo:
-    return Ppo(PpoConfig.model_validate({"name": "ppo", **settings}), TablePolicy())
+def algorithm(*, has_state: bool = False, **settings: object) -> Ppo:
+    return Ppo(PpoConfig.model_validate({"name": "ppo", **settings}), TablePolicy(has_state))
 
 
-def envs_of(part: Batch) -> list[int]:
-    envs: list[int] = part.observation["env"][0].tolist()
-    return envs
+def steps_of(part: Batch) -> list[tuple[int, int]]:
+    """Row and environment of each step."""
+    rows, envs = places_of(part)
+    return list(zip(rows.flatten().tolist(), envs.flatten().tolist(), strict=True))
 
 
-@pytest.mark.parametrize(("minibatches", "sizes"), [(1, [4]), (2, [2, 2]), (3, [2, 1, 1]), (9, [1] * 4)])
-def test_each_epoch_sees_every_environment_once_in_an_order_of_its_own(
-    minibatches: int, sizes: list[int]
-) -> None:
+ALL_STEPS = [(t, b) for t in range(NUM_STEPS) for b in range(NUM_ENVS)]
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("minibatches", [1, 2, 3, 9, 99])
+def test_each_epoch_sees_every_step_once_in_an_order_of_its_own(minibatches: int, has_state: bool) -> None:
+    """Parts are as equal as can be: of steps, or of environments where the policy has a state."""
     torch.manual_seed(0)
-    ppo = algorithm(epochs=8, minibatches=minibatches)
-    parts = [envs_of(part) for part in ppo.passes(make_batch())]
-    per_epoch = len(sizes)
-    assert [len(part) for part in parts] == sizes * 8
-    epochs = [list(chain(*parts[i : i + per_epoch])) for i in range(0, len(parts), per_epoch)]
-    assert all(sorted(epoch) == list(range(NUM_ENVS)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) > 3
+    parts = list(algorithm(has_state=has_state, epochs=8, minibatches=minibatches).passes(make_batch()))
+    num_items = NUM_ENVS if has_state else NUM_STEPS * NUM_ENVS
+    per_epoch = min(minibatches, num_items)
+    assert len(parts) == 8 * per_epoch
+    orders = set()
+    for start in range(0, len(parts), per_epoch):
+        epoch = parts[start : start + per_epoch]
+        sizes = [part.num_items for part in epoch]
+        assert max(sizes) - min(sizes) <= 1
+        order = list(chain(*map(steps_of, epoch)))
+        assert sorted(order) == ALL_STEPS
+        orders.add(tuple(order))
+    assert len(orders) > 3
 
 
-def test_parts_keep_the_targets_of_their_environments() -> None:
-    ppo, batch = algorithm(minibatches=2, normalise_advantages=False), make_batch()
+def test_a_policy_with_a_state_sees_whole_unrolls_from_the_state_before_them() -> None:
+    for part in algorithm(has_state=True, minibatches=2).passes(make_batch()):
+        assert not part.single_steps
+        assert part.observation["row"].tolist() == [[row] * 2 for row in range(NUM_STEPS + 1)]
+        assert part.state["memory"].tolist() == part.observation["env"][0].tolist()
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_parts_keep_all_that_belongs_to_their_steps(has_state: bool) -> None:
+    ppo = algorithm(has_state=has_state, minibatches=3, normalise_advantages=False)
+    batch = replace(make_batch(), weight_B=torch.tensor([1.0, 0.5, 1.0, 0.0]))
     whole = ppo.targets(batch)
     for part in ppo.passes(batch):
+        places = places_of(part)
         for name, target in part.targets.items():
-            torch.testing.assert_close(target, whole[name][:, envs_of(part)])
+            torch.testing.assert_close(target, whole[name][places])
+        for name in ("action_SB", "reward_SB", "terminated_SB", "truncated_SB", "first_SB"):
+            assert torch.equal(part.at_steps(getattr(part, name)), getattr(batch, name)[places])
+        log_prob = part.at_steps(part.behaviour["log_prob"])
+        assert torch.equal(log_prob, batch.behaviour["log_prob"][places])
+        weight = (batch.valid_TB * batch.weight_B)[places]
+        assert torch.equal(part.valid_TB * part.weight_B, weight), "nothing of autoreset steps counts"
 
 
-def test_advantages_of_a_part_are_normalised_over_the_steps_that_count() -> None:
-    ppo = algorithm(epochs=1, minibatches=2)
+def test_the_loss_of_single_steps_is_that_of_the_unrolls() -> None:
+    weight = torch.tensor([1.0, 0.5, 1.0, 0.0])
+    gradients, outputs = [], []
+    for has_state in (False, True):
+        ppo = algorithm(has_state=has_state, epochs=1, minibatches=1)
+        (part,) = ppo.passes(replace(make_batch(), weight_B=weight))
+        output = ppo.loss(part)
+        output.loss.backward()
+        outputs.append(output)
+        gradients.append([parameter.grad for parameter in ppo.parameters()])
+    for single, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(single, whole)
+    torch.testing.assert_close(outputs[0].metrics, outputs[1].metrics)
+    assert outputs[0].weight == outputs[1].weight
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_advantages_are_normalised_over_all_steps_of_the_batch_that_count(
+    minibatches: int, has_state: bool
+) -> None:
+    ppo = algorithm(has_state=has_state, epochs=2, minibatches=minibatches)
     batch = replace(make_batch(), weight_B=torch.tensor([1.0, 1.0, 1.0, 0.0]))
-    whole = ppo.targets(batch)[ADVANTAGE]
+    plain = ppo.targets(batch)[ADVANTAGE].numpy()
+    counting = [plain[t, b] for t, b in ALL_STEPS if (t, b) not in AUTORESET and b != 3]
+    expected = (plain - np.mean(counting)) / np.std(counting)
     for part in ppo.passes(batch):
-        counts = ((part.valid_TB * part.weight_B) > 0).numpy()
-        plain = whole[:, envs_of(part)].numpy()
-        expected = (plain - plain[counts].mean()) / plain[counts].std()
-        np.testing.assert_allclose(part.targets[ADVANTAGE].numpy(), expected, rtol=1e-4, atol=1e-5)
+        rows, envs = places_of(part)
+        np.testing.assert_allclose(
+            part.targets[ADVANTAGE].numpy(), expected[rows, envs], rtol=1e-4, atol=1e-5
+        )
 
 
-def test_a_part_without_steps_that_count_stays_finite() -> None:
+def test_a_batch_without_steps_that_count_stays_finite() -> None:
     ppo = algorithm(epochs=1, minibatches=1)
     (part,) = ppo.passes(replace(make_batch(), weight_B=torch.zeros(NUM_ENVS)))
     output = ppo.loss(part)
@@ -217,29 +266,42 @@ def test_the_divergence_of_a_part_in_pieces_is_that_of_the_whole() -> None:
         ppo = algorithm(epochs=2, minibatches=1, target_kl=limit / 1.5)
         passes = ppo.passes(batch)
         part = next(passes)
-        ppo.loss(part.take(slice(0, 1)))
-        ppo.loss(part.take(slice(1, NUM_ENVS)))
+        ppo.loss(part.take(slice(0, 7)))
+        ppo.loss(part.take(slice(7, part.num_items)))
         assert (next(passes, None) is not None) == more
 
 
-def test_learners_normalise_and_stop_alike() -> None:
-    """With the sums of a second learner added, both see the mean and the divergence of all steps."""
-    ppo, other = algorithm(epochs=2, minibatches=1, target_kl=0.1), torch.tensor([40.0, 0.0, 0.0])
-    told: list[int] = []
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_learners_normalise_and_stop_alike(recomputed: bool) -> None:
+    """Half of the environments each: with the sums of both, each sees what one with all of them would."""
+    batch = make_batch()
+    halves = [batch.take(slice(0, 2)), batch.take(slice(2, NUM_ENVS))]
+    settings: dict[str, Any] = {"epochs": 3, "minibatches": 2, "recompute_advantages": recomputed}
+    whole = next(algorithm(**settings | {"minibatches": 1}).passes(batch))
+    expected = dict(zip(steps_of(whole), whole.targets[ADVANTAGE].flatten().tolist(), strict=True))
+    told: list[Tensor] = []
+
+    def listening(sums: Tensor) -> Tensor:
+        told.append(sums)
+        return sums
+
+    other = algorithm(**settings)
+    other.sum_over_learners = listening
+    next(other.passes(halves[1]))
+    ppo, asked = algorithm(**settings, target_kl=1e6), []
 
     def summed(sums: Tensor) -> Tensor:
-        told.append(len(sums))
-        return sums + (other if len(sums) == 3 else torch.tensor([1e6, 1.0]))
+        asked.append(len(sums))
+        # Of the other learner: its sums of advantages, and from the fourth part on a policy far away.
+        return sums + (told[0] if len(sums) == 3 else torch.tensor([1e9 * (len(parts) > 3), 1.0]))
 
     ppo.sum_over_learners = summed
-    batch = make_batch()
-    passes = ppo.passes(batch)
-    part = next(passes)
-    advantage = ppo.targets(batch)[ADVANTAGE][:, envs_of(part)] * part.valid_TB
-    mean = advantage.sum().item() / (part.valid_TB.sum().item() + 40.0)
-    zero = part.targets[ADVANTAGE][advantage == 0].mean().item()
-    deviation = -mean / zero
-    assert deviation == pytest.approx((advantage.square().sum().item() / 58.0 - mean**2) ** 0.5, rel=1e-3)
-    ppo.loss(part)
-    assert next(passes, None) is None
-    assert told == [3, 2]
+    parts: list[Batch] = []
+    for part in ppo.passes(halves[0]):
+        parts.append(part)
+        ppo.loss(part)
+        found = part.targets[ADVANTAGE].flatten().tolist()
+        assert found == pytest.approx([expected[step] for step in steps_of(part)], rel=1e-4, abs=1e-5)
+    assert len(parts) == 4
+    # Sums of advantages once per batch, or once per epoch; of divergences after each part.
+    assert asked == [3, 2, 2, *([3] if recomputed else []), 2, 2]

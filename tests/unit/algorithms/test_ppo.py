@@ -15,35 +15,44 @@ from shoal.config.network import PolicySection
 from shoal.policy.network import ActorCritic, build_policy
 from shoal.records import ActionSpec, BoxAction, DiscreteAction, MultiDiscreteAction
 from tests.unit.algorithms.acted import acted_batch
-from tests.unit.algorithms.table_policy import TablePolicy, make_batch
+from tests.unit.algorithms.table_policy import NUM_ENVS, TablePolicy, make_batch, places_of
 from tests.unit.policy.stepping import BOX, VECTOR, episode_starts, mask_of, observe, spec_of
 
 
-def test_targets_are_gae_of_the_values_before_the_passes() -> None:
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_targets_are_gae_of_the_values_before_the_batch_or_the_pass(recomputed: bool) -> None:
     policy, batch = TablePolicy(), make_batch()
-    config = PpoConfig(discount=0.9, gae_lambda=0.8, normalise_advantages=False, epochs=3)
-    ppo = Ppo(config, policy)
-    value = policy.value.detach().clone()
-    advantage, returns = gae(
-        reward_TB=batch.reward_SB[:-1],
-        discount_TB=(~batch.terminated_SB[:-1]) * 0.9,
-        value_SB=value,
-        valid_TB=(~batch.first_SB[1:]).float(),
+    config = PpoConfig(
+        discount=0.9,
         gae_lambda=0.8,
+        normalise_advantages=False,
+        epochs=3,
+        minibatches=4,
+        recompute_advantages=recomputed,
     )
+    value = policy.value.detach().clone()
     num_parts = 0
-    for part in ppo.passes(batch):
+    for part in Ppo(config, policy).passes(batch):
+        if recomputed and num_parts % 4 == 0:
+            value = policy.value.detach().clone()
         num_parts += 1
-        envs = part.observation["env"][0]
-        torch.testing.assert_close(part.targets[ADVANTAGE], advantage[:, envs])
-        torch.testing.assert_close(part.targets[RETURN], returns[:, envs])
-        torch.testing.assert_close(part.targets[OLD_VALUE], value[:-1, envs])
-        torch.testing.assert_close(part.targets[OLD_LOG_PROB], batch.behaviour["log_prob"][:-1, envs])
+        advantage, returns = gae(
+            reward_TB=batch.reward_SB[:-1],
+            discount_TB=(~batch.terminated_SB[:-1]) * 0.9,
+            value_SB=value,
+            valid_TB=(~batch.first_SB[1:]).float(),
+            gae_lambda=0.8,
+        )
+        places = places_of(part)
+        torch.testing.assert_close(part.targets[ADVANTAGE], advantage[places])
+        torch.testing.assert_close(part.targets[RETURN], returns[places])
+        torch.testing.assert_close(part.targets[OLD_VALUE], value[places])
+        torch.testing.assert_close(part.targets[OLD_LOG_PROB], batch.behaviour["log_prob"][places])
         assert not any(target.requires_grad for target in part.targets.values())
-        # What a step does to the values changes none of it.
+        # What a step does to the values counts from the next pass on, or not at all.
         with torch.no_grad():
-            policy.value += 1.0
-    assert num_parts == 3 * config.minibatches
+            policy.value += torch.arange(float(NUM_ENVS))
+    assert num_parts == 3 * 4
 
 
 @pytest.mark.parametrize("action", [DiscreteAction(5), MultiDiscreteAction((2, 3)), BOX])

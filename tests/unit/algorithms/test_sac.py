@@ -18,6 +18,7 @@ from shoal.algorithms.sac.loss import sac_loss
 from shoal.algorithms.sac.profile import SacConfig
 from shoal.config.network import PolicySection
 from shoal.policy.network import SoftActorCritic, build_policy
+from shoal.policy.twin_q import StackedCritics
 from shoal.records import BoxAction
 from tests.unit.algorithms.continuous import (
     CASES,
@@ -121,10 +122,9 @@ def test_target_by_hand() -> None:
         for parameter in sac.parameters():
             if parameter is not sac.log_temperature:
                 parameter.zero_()
-        for critic, value in zip(policy.critics, (1.0, 2.0), strict=True):
-            critic.value_head.bias.fill_(value)  # type: ignore[union-attr, operator]
-        for critic, value in zip(sac.target_critics.module, (3.0, 5.0), strict=True):
-            critic.value_head.bias.fill_(value)  # type: ignore[union-attr, operator]
+        for critics, values in ((policy.critics, (1.0, 2.0)), (sac.target_critics.module, (3.0, 5.0))):
+            assert isinstance(critics, StackedCritics)
+            critics.value_head.bias.copy_(torch.tensor(values).unsqueeze(1))
     latent = math.exp(-1.5) * NOISE
     log_pi = 3 * (-0.08 + 1.5 - 0.5 * math.log(2 * math.pi) - math.log(1 - math.tanh(latent) ** 2))
     batch = replace(transitions(2), reward_SB=torch.tensor([[7.0, 7.0], [0.0, 0.0]]), weight_B=torch.ones(2))
@@ -157,7 +157,8 @@ def test_each_part_learns_from_its_own_loss_alone() -> None:
         log_pi = log_pi + mean.bounds.log_half_volume
         q = torch.minimum(*mean.q_values(after, first, {}, action, other.target_critics.module))
         y = batch.reward_SB[:1] + batch.discount_SB[:1] * (q - ALPHA * log_pi)  # type: ignore[index]
-    for value in mean.q_values(rows, first, {}, batch.action_SB[:1]):
+    for number in range(2):
+        value = mean.q_values(rows, first, {}, batch.action_SB[:1])[number]
         torch.autograd.backward(0.5 * ((value - y).square() * weight).sum() / 5)
     still = copy.deepcopy(mean.critics)
     action, log_pi = mean.distribution(mean(rows, first, {})).rsample()

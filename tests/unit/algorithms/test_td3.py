@@ -15,6 +15,7 @@ from shoal.algorithms.td3.algorithm import Td3
 from shoal.algorithms.td3.loss import smoothed
 from shoal.algorithms.td3.profile import Td3Config
 from shoal.policy.network import DeterministicPolicy
+from shoal.policy.twin_q import StackedCritics
 from tests.unit.algorithms.continuous import (
     CASES,
     SlowCritics,
@@ -96,10 +97,10 @@ def test_target_by_hand() -> None:
     td3 = make_td3(policy)
     with torch.no_grad():
         for critics, values in ((policy.critics, (1.0, 2.0)), (td3.target.module.critics, (3.0, 5.0))):
-            for critic, value in zip(critics, values, strict=True):
-                for parameter in critic.parameters():
-                    parameter.zero_()
-                critic.value_head.bias.fill_(value)  # type: ignore[union-attr, operator]
+            assert isinstance(critics, StackedCritics)
+            for parameter in critics.parameters():
+                parameter.zero_()
+            critics.value_head.bias.copy_(torch.tensor(values).unsqueeze(1))
     batch = replace(transitions(2), reward_SB=torch.tensor([[7.0, 7.0], [0.0, 0.0]]), weight_B=torch.ones(2))
     found = td3.loss(batch)
     assert found.priority_B is not None

@@ -21,7 +21,7 @@ def _seeded() -> None:
 def test_weights_scale_losses_and_leave_metrics_alone() -> None:
     """Halving all weights halves the loss; a mean error stays what it is, and so do priorities."""
     batch = replace(transitions(4), weight_B=torch.tensor([1.0, 1.0, 0.5, 0.0]))
-    q = (torch.zeros(1, 4), torch.zeros(1, 4))
+    q = torch.zeros(2, 1, 4)
     target = torch.tensor([[1.0, -2.0, 4.0, 9.0]])
     found = critic_loss(q, target, batch, counted(batch))
     # Both critics: (1 + 4 + 0.5 x 16) over the three items that count.

@@ -117,7 +117,7 @@ def test_another_environment_is_refused_with_both(tmp_path: Path, capsys: pytest
     root = str(save_run(tmp_path / "run", config_of("env.id=CartPole-v1")))
     text = refusal(capsys, root, "--set", "env.id=Acrobot-v1")
     assert "CartPole-v1: observation float32[4] -> Discrete(2)" in text
-    assert "Acrobot-v1: observation float32[6] -> Discrete(3)" in text
+    assert "Acrobot-v1: observation float32[6] within -28.2743..28.2743 -> Discrete(3)" in text
     text = refusal(capsys, root, "--set", "policy.hidden_sizes=[9]")
     assert "policy.hidden_sizes is [8] and cannot be [9]" in text
     assert "did you mean 'env.id'?" in refusal(capsys, root, "--set", "env.ib=3")

@@ -6,10 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.presets import PRESETS, preset_names, resolve, resume
-from shoal.cli.train import effective_config
-from shoal.config import load_config
+from shoal.cli import train
+from shoal.cli.presets import PRESETS, Target, preset_names, resolve, resume
+from shoal.cli.task import Seen
+from shoal.config import Config, load_config
+from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import ConfigError, UserError
+from shoal.policy.network import build_policy
+from shoal.records import ActionSpec, ArraySpec, BoxAction, DiscreteAction, EnvSpec
+
+VECTOR = ArraySpec("observation", "float32", (4,))
+IMAGE = ArraySpec("observation", "uint8", (84, 84))
+SPEC = EnvSpec("X-v0", (VECTOR,), DiscreteAction(2))
+BOX = BoxAction((2,), (-1.0, -1.0), (1.0, 1.0))
+
+
+@pytest.fixture(autouse=True)
+def _any_environment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
+
+
+def effective_config(target: Target, overrides: list[str]) -> Config:
+    config, _ = train.settle(train.layers_of(target, overrides), target)
+    return config
 
 
 @pytest.fixture
@@ -127,8 +146,33 @@ def test_unknown_key_names_the_nearest() -> None:
 @pytest.mark.parametrize("name", preset_names())
 def test_shipped_presets_are_valid(name: str) -> None:
     config = load_config(PRESETS / f"{name}.yaml", environ={})
+    check_trainable(config)
+    check_launched(config)
     assert config.run.name == name
     assert f"[{name}]({name}.yaml)" in (PRESETS / "README.md").read_text()
+
+
+_NO_FLOATS = pytest.mark.xfail(
+    strict=True,
+    raises=UserError,
+    reason="the profile normalises observations, which is refused where none is of floats",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[_NO_FLOATS] if name.endswith(("pong", "breakout")) else [])
+        for name in preset_names()
+    ],
+)
+def test_shipped_presets_are_complete(name: str) -> None:
+    """Nothing has to be looked at: with what a preset says, its policy can be built."""
+    config = load_config(PRESETS / f"{name}.yaml", environ={})
+    is_box = any(word in name for word in ("halfcheetah", "pendulum"))
+    action: ActionSpec = BOX if is_box else DiscreteAction(3)
+    seen = IMAGE if config.env.id.startswith("ALE/") else VECTOR
+    build_policy(config.policy, EnvSpec(config.env.id, (seen,), action))
 
 
 def test_there_is_a_cartpole_preset() -> None:

@@ -12,6 +12,7 @@ from shoal.cli.history import Sample
 from shoal.cli.result import complete_result, summary, write_result
 from shoal.cli.run_dir import RunDir
 from shoal.cli.supervisor import FINISHED, End, Outcome
+from shoal.config import Config
 
 LAST = Sample(12.0, env_steps=900, episode_return=20.0)
 LEARNER = {"mean_return": 476.25, "env_steps": 123_456, "learner_steps": 7}
@@ -26,7 +27,7 @@ def complete(
     run_dir = RunDir(directory)
     if learner is not None:
         run_dir.result.write_text(json.dumps(learner))
-    return complete_result(run_dir, outcome, LAST, 14.5678, before or {})
+    return complete_result(Config(), run_dir, outcome, LAST, 14.5678, before or {})
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def film(tmp_path: Path, capsys: pytest.CaptureFixture[str], *overrides: str) ->
 
 def test_an_atari_game_with_its_preprocessing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     limit = "env.wrappers=[{path: 'gymnasium.wrappers:TimeLimit', kwargs: {max_episode_steps: 12}}]"
-    record = film(tmp_path, capsys, "env.id=ALE/Pong-v5", limit, "policy.frame_stack=2", "policy.network=mlp")
+    seen = ("policy.frame_stack=2", "policy.network=mlp", "policy.normalise_observations=false")
+    record = film(tmp_path, capsys, "env.id=ALE/Pong-v5", limit, *seen)
     assert record["video"]["frames"] == 13
     assert record["video"]["fps"] == 15.0, "four frames of sixty make a step"
 

@@ -168,7 +168,10 @@ def test_evaluation_is_shown_when_there_is_one() -> None:
 
 TWO = replace(
     SAMPLE,
-    policies={"red": {"episode_return": -3.25, "loss": 0.012345, "env_steps": 1_000_000}, "blue": {}},
+    policies={
+        "red": {"episode_return": -3.25, "untrained_return": -20.5, "loss": 0.012345, "env_steps": 1_000_000},
+        "blue": {},
+    },
 )
 
 
@@ -176,10 +179,17 @@ def test_several_policies_have_a_line_each() -> None:
     assert "policy " not in draw(SAMPLE, children(), {}).replace("policy lag", "")
     screen = draw(TWO, children(), {})
     lines = [line.split() for line in screen.splitlines()]
-    assert ["policy", "return", "evaluation", "loss", "env", "steps"] in lines
-    assert ["red", "-3.2", "-", "0.0123", "1,000,000"] in lines
-    assert ["blue", "-", "-", "-", "-"] in lines
+    assert ["policy", "return", "untrained", "evaluation", "loss", "env", "steps"] in lines
+    assert ["red", "-3.2", "-20.5", "-", "0.0123", "1,000,000"] in lines
+    assert ["blue", "-", "-", "-", "-", "-"] in lines
     assert "123.5 of 475" in screen, "the highest return"
+
+
+def test_the_untrained_policys_return_stands_beside_the_current_one() -> None:
+    begun = replace(SAMPLE, untrained_return=22.125)
+    assert "  return 123.5 (untrained 22.1)  steps " in plain_line(begun, children())
+    assert "123.5 of 475 (untrained 22.1)" in draw(begun, children(), {})
+    assert "untrained" not in plain_line(SAMPLE, children())
 
 
 def test_a_plain_line_tells_policies_apart() -> None:

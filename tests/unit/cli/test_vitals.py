@@ -120,6 +120,29 @@ def test_rates_begin_with_the_second_poll() -> None:
     assert (second.env_steps, second.episode_return, second.policy_version) == (280, 21.5, 9)
 
 
+def untrained(policy: str, mean: float, episodes: int) -> str:
+    return (
+        f'shoal_learner_untrained_return_mean{{policy="{policy}"}} {mean}\n'
+        f'shoal_learner_untrained_episodes{{policy="{policy}"}} {episodes}\n'
+    )
+
+
+def test_the_untrained_policys_return_is_shown_once_an_episode_of_it_has_ended() -> None:
+    text = of_policy("policy", 80)
+    early = Vitals().update(1.0, [learner_of(text, untrained("policy", 0.0, 0))], 0)
+    assert early.untrained_return is None
+    later = Vitals().update(1.0, [learner_of(text, untrained("policy", 22.5, 3))], 0)
+    assert (later.episode_return, later.untrained_return) == (21.5, 22.5)
+
+
+def test_of_several_policies_it_is_that_of_the_highest_return() -> None:
+    texts = (of_policy("red", 1, mean=5.0), of_policy("blue", 1, mean=9.0), untrained("red", 4.0, 3))
+    sample = Vitals().update(1.0, [learner_of(*texts)], 0)
+    assert (sample.episode_return, sample.untrained_return) == (9.0, None)
+    assert sample.policies["red"]["untrained_return"] == 4.0
+    assert "untrained_return" not in sample.policies["blue"]
+
+
 def test_a_restart_makes_no_negative_rate_and_loses_no_phase() -> None:
     run = Vitals()
     run.update(1.0, [actor(1000, env_step_s=4.0)], 0)

@@ -56,7 +56,7 @@ def trajectory(num_rows: int = 6, num_envs: int = 3) -> Trajectory:
             "first": first,
             "reward": np.ones((num_rows, num_envs), dtype=np.float32),
         },
-        (Episode(12.5, 13),),
+        (Episode(12.5, 13, 7), Episode(-1.0, 2, 0), Episode(0.0, 1)),
     )
 
 
@@ -126,7 +126,7 @@ def test_trajectories_round_trip() -> None:
         (lambda m: setattr(m, "layout", m.layout * 2000), "at most 65536"),
         (lambda m: setattr(m.episodes[0], "episode_return", math.inf), "return of inf"),
         (lambda m: setattr(m.episodes[0], "num_steps", 0), "episode of 0 steps"),
-        (lambda m: m.episodes.extend([m.episodes[0]] * 15), "of 15 steps says that 16 episodes"),
+        (lambda m: m.episodes.extend([m.episodes[0]] * 13), "of 15 steps says that 16 episodes"),
         (lambda m: m.episodes.extend([m.episodes[0]] * 70_000), "more than 256 columns and 65536 episodes"),
         (lambda m: setattr(m.blocks[0], "codec", 77), "codec 77"),
         (lambda m: setattr(m.blocks[0], "data", b"short"), "CRC32C"),

@@ -42,3 +42,20 @@ def test_long_returns_do_not_lose_precision() -> None:
     for _ in range(9):
         tracker.add(step([1.0], [0], [0]))
     assert tracker.add(step([1.0], [1], [0])) == (Episode(2.0**25 + 10, 11),)
+
+
+def test_an_episode_has_the_version_that_chose_its_first_action() -> None:
+    tracker = EpisodeTracker(2)
+    assert tracker.add(step([1, 1], [0, 0], [0, 0]), 3) == ()
+    assert tracker.add(step([1, 1], [1, 0], [0, 0]), 4) == (Episode(2.0, 2, 3),)
+    # The action of an autoreset step, of version 5, is ignored: version 6 chooses the first one.
+    tracker.add(step([0, 1], [0, 0], [1, 0]), 5)
+    assert tracker.add(step([1, 1], [1, 1], [0, 0]), 6) == (Episode(1.0, 1, 6), Episode(4.0, 4, 3))
+
+
+def test_what_an_environment_shows_may_be_overwritten() -> None:
+    tracker = EpisodeTracker(1)
+    reset = step([0], [0], [1])
+    tracker.add(reset, 1)
+    reset.first[:] = False
+    assert tracker.add(step([1], [1], [0]), 2) == (Episode(1.0, 1, 2),)

@@ -18,6 +18,8 @@ from services.learner.checkpoint import Checkpoint, CheckpointStore, read_checkp
 from services.learner.progress import Progress
 from shoal.checkpoint import STATE, best_of, sums_of
 from shoal.config import Config, to_yaml
+from shoal.config.network import PolicySection
+from shoal.envs.previous import with_previous
 from shoal.errors import CheckpointError, UserError
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Episode
 from tests.unit.learner.killing import kill_writers
@@ -153,6 +155,18 @@ def test_the_policy_section_is_compared_by_value(tmp_path: Path) -> None:
         "policy.hidden_sizes was [8] and is [64, 64] now; "
         "policy.activation was relu and is tanh now: use another run.dir"
     )
+
+
+def test_a_core_from_before_saw_no_previous_inputs(tmp_path: Path) -> None:
+    before = "policy: {recurrent: lstm}"
+    seeing, not_seeing = (
+        PolicySection.model_validate({"recurrent": "lstm", "previous_inputs": seen}) for seen in (True, False)
+    )
+    with_config(before).check_policy(not_seeing, tmp_path)
+    with pytest.raises(CheckpointError, match=r"policy\.previous_inputs was False and is True now"):
+        with_config(before).check_policy(seeing, tmp_path)
+    shown = Checkpoint({}, Progress(), with_previous(SPEC), before)
+    shown.check_policy(seeing, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ def test_a_pass_in_which_nothing_counts_moves_nothing_and_is_no_part_of_the_mean
     """PPO, an environment a part: those that are too old are passed over, whatever Adam's momentum."""
     torch.manual_seed(1)
     config = PpoConfig(minibatches=6, epochs=1, normalise_advantages=False)
-    policy = build_policy(any_algorithm.config_of("ppo").policy, any_algorithm.spec_of("ppo"))
+    # With a state, so that parts are of whole environments.
+    section = any_algorithm.config_of("ppo").policy.model_copy(update={"frame_stack": 2})
+    policy = build_policy(section, any_algorithm.spec_of("ppo"))
     trainer = Trainer(build_algorithm(config, policy), 0.5)
     batch = any_algorithm.batch_of(trainer._algorithm, any_algorithm.spec_of("ppo"), seed=2)
     trainer.step(batch)

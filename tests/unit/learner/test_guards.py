@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from prometheus_client import CollectorRegistry
 from services.learner.guards import GuardError, Guards, resident_bytes
 from services.learner.metrics import LearnerMetrics
 from services.learner.saver import CheckpointSaver
+from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.config.guards import GuardsSection
 from shoal.errors import NonFiniteError, UserError
-from shoal.records import DiscreteAction, Trajectory
-from tests.unit.learner.test_loop import NUM_ENVS, Rig, trajectory
+from shoal.records import DiscreteAction, Episode, Trajectory
+from tests.unit.learner.test_loop import NUM_ENVS, TRANSITIONS, Rig, trajectory
 
 ALL = (
     *("non_finite", "entropy_collapse", "value_explosion", "gradient_explosion"),
     *("throughput_stall", "memory_growth"),
+    *("value_unexplained", "gradients_clipped", "no_progress", "return_collapse"),
 )
 QUIET = {name: {"action": "off"} for name in ALL[1:]}
 
@@ -52,8 +55,8 @@ def greedy(reward: float = 1.0) -> Trajectory:
 def test_all_are_shown_from_the_start_and_healthy_steps_raise_none(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     result = rig.run(*[trajectory()] * 100)
-    assert [rig.value("guard_active", guard=name) for name in ALL] == [0.0] * 6
-    assert [rig.value("guard_fired_total", guard=name) for name in ALL] == [0.0] * 6
+    assert [rig.value("guard_active", guard=name) for name in ALL] == [0.0] * len(ALL)
+    assert [rig.value("guard_fired_total", guard=name) for name in ALL] == [0.0] * len(ALL)
     assert result.guards == {}
 
 
@@ -142,7 +145,8 @@ def test_one_that_comes_and_goes_is_told_once_a_minute(caplog: pytest.LogCapture
     now = 0.0
     registry = CollectorRegistry()
     settings = GuardsSection.model_validate(QUIET | {"throughput_stall": {"no_batch_s": 1.0}})
-    guards = Guards(settings, DiscreteAction(2), LearnerMetrics(registry).of("red"), lambda: now)
+    algorithm = ImpalaConfig(name="impala")
+    guards = Guards(settings, algorithm, DiscreteAction(2), LearnerMetrics(registry).of("red"), lambda: now)
     with caplog.at_level(logging.INFO):
         for _ in range(20):
             for _ in range(40):
@@ -158,6 +162,17 @@ def test_one_that_comes_and_goes_is_told_once_a_minute(caplog: pytest.LogCapture
     assert sum("all is well again" in record.getMessage() for record in caplog.records) == 2
     labels = {"policy": "red", "guard": "throughput_stall"}
     assert registry.get_sample_value("shoal_learner_guard_fired_total", labels) == 20
+
+
+def save_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint is on the disk before the next step."""
+    save = CheckpointSaver.save
+
+    def save_and_wait(self: CheckpointSaver, *arguments: Any) -> None:
+        save(self, *arguments)
+        self.wait()
+
+    monkeypatch.setattr(CheckpointSaver, "save", save_and_wait)
 
 
 class TestRollback:
@@ -214,13 +229,7 @@ class TestRollback:
         )
         ticks = iter(range(100_000))
         rig.loop._clock = lambda: 2.0 * next(ticks)
-        save = CheckpointSaver.save
-
-        def save_and_wait(self: CheckpointSaver, *arguments: Any) -> None:
-            save(self, *arguments)
-            self.wait()
-
-        monkeypatch.setattr(CheckpointSaver, "save", save_and_wait)
+        save_at_once(monkeypatch)
         calm, wild = [trajectory()] * 100, [trajectory(reward=1e5)] * 32
         gone_back: list[int] = []
         roll_back = rig.loop._roll_back
@@ -241,3 +250,97 @@ class TestRollback:
         assert rig.store.newest() is not None
         again = guarded(tmp_path, non_finite={"action": "rollback"})
         assert again.run(trajectory()).learner_steps == 1
+
+
+def test_values_that_explain_nothing_of_large_targets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = guarded(
+        tmp_path,
+        algorithm={"learning_rate": 1e-9, "normalise_returns": False},
+        value_unexplained={"action": "warn", "for_steps": 32},
+    )
+    with caplog.at_level(logging.WARNING):
+        result = rig.run(*[greedy(reward=100.0)] * 100)
+    assert fired(rig) == {"value_unexplained": 1.0}
+    assert result.guards == {"value_unexplained": 1}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Set algorithm.normalise_returns=true" in line
+
+
+def test_gradients_that_are_cut_down_all_the_time_end_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    rig = guarded(
+        tmp_path,
+        algorithm={"learning_rate": 1e-9, "max_grad_norm": 0.5, "normalise_returns": False},
+        gradients_clipped={"action": "stop", "for_steps": 32},
+    )
+    with pytest.raises(GuardError, match=r"guard gradients_clipped: .*algorithm\.max_grad_norm \(now 0\.5\)"):
+        rig.run(*[greedy(reward=100.0)] * 100)
+    assert rig.store.newest() is not None, "the weights are as good as before"
+
+
+def returning(value: float, version: int) -> Trajectory:
+    """Ten episodes that began with this version, with returns around this value."""
+    episodes = tuple(Episode(value + number, 5, version) for number in range(10))
+    return replace(trajectory(version=version), episodes=episodes)
+
+
+def test_a_return_that_is_not_above_the_untrained_policys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig = guarded(tmp_path, no_progress={"after_env_steps": 20 * TRANSITIONS})
+    with caplog.at_level(logging.WARNING):
+        result = rig.run(*[returning(20.0, version=0)] * 3, *[returning(20.5, version=1)] * 20)
+    assert fired(rig) == {"no_progress": 1.0}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "the untrained policy's was 24.5: a gain of " in line
+    assert (result.untrained_return, result.untrained_episodes) == (24.5, 30)
+    assert result.has_learned is False
+    assert (rig.value("untrained_return_mean"), rig.value("untrained_episodes")) == (24.5, 30)
+
+
+def test_a_return_that_is_above_it_raises_nothing(tmp_path: Path) -> None:
+    rig = guarded(tmp_path, no_progress={"after_env_steps": 5 * TRANSITIONS})
+    result = rig.run(*[returning(20.0, version=0)] * 3, *[returning(40.0, version=1)] * 20)
+    assert fired(rig) == {}
+    assert result.has_learned is True
+    assert result.best_return == pytest.approx(44.5)
+
+
+def test_the_baseline_outlives_the_learner(tmp_path: Path) -> None:
+    guarded(tmp_path).run(*[returning(20.0, version=0)] * 3)
+    again = guarded(tmp_path)
+    # Late episodes of the untrained version still count; those of an actor that came later do not.
+    result = again.run(returning(30.0, version=0), returning(90.0, version=4096))
+    assert (result.untrained_return, result.untrained_episodes) == (27.0, 40)
+
+
+def test_versions_of_a_life_without_a_checkpoint_are_not_untrained(tmp_path: Path) -> None:
+    """A learner that was killed early begins afresh at version 4096; actors still bring what it trained."""
+    Rig(tmp_path).loop._versions.next()
+    result = Rig(tmp_path).run(returning(90.0, version=57), returning(20.0, version=4096))
+    assert (result.untrained_return, result.untrained_episodes) == (24.5, 10)
+
+
+def test_a_fallen_return_goes_back_to_a_checkpoint_of_its_best_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_at_once(monkeypatch)
+    rig = guarded(
+        tmp_path,
+        learner={"checkpoint_every_s": 0.001, "keep_checkpoints": 1000},
+        return_collapse={"action": "rollback", "for_env_steps": TRANSITIONS},
+    )
+    rig.loop._clock = iter(range(100_000)).__next__
+    gone_back: list[int] = []
+    roll_back = rig.loop._roll_back
+
+    def remember(wanted: Any, saver: Any) -> None:
+        roll_back(wanted, saver)
+        gone_back.append(rig.loop._progress.learner_steps)
+
+    rig.loop._roll_back = remember  # type: ignore[method-assign]
+    good, bad = [returning(500.0, version=1)] * 20, [returning(60.0, version=2)] * 12
+    rig.run(*[returning(20.0, version=0)] * 3, *good, *bad)
+    assert 13 <= gone_back[0] <= 28, "the return was near its best"
+    assert rig.value("rollbacks_total") == len(gone_back)

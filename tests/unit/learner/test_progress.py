@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,9 +53,66 @@ def test_steps_are_environment_steps() -> None:
 
 
 def test_json_round_trip() -> None:
-    progress = filled([1.5, 2.5])
+    progress = filled([1.5, 2.5] * 60)
     progress.policy_version, progress.seconds = 7, 1.25
-    assert Progress.from_json(progress.to_json()) == progress
+    progress.untrained_version = 4096
+    progress.untrained.add(3.5)
+    assert progress.best is not None
+    tree = json.loads(json.dumps(progress.to_json()))
+    assert Progress.from_json(tree) == progress
+
+
+def test_checkpoints_without_a_baseline_load() -> None:
+    tree = filled([1.5, 2.5]).to_json()
+    for key in ("untrained_version", "untrained", "best"):
+        del tree[key]
+    progress = Progress.from_json(tree)
+    assert (progress.untrained_return, progress.best) == (None, None)
+    progress.count_data(10, [Episode(1.0, 3, -1), Episode(1.0, 3, 0)])
+    assert progress.untrained_return is None, "nobody knows which version was untrained"
+    assert progress.has_learned(3.0) is None
+
+
+def test_the_baseline_is_of_episodes_that_began_with_the_untrained_version() -> None:
+    progress = Progress(untrained_version=0)
+    progress.count_data(10, [Episode(20.0, 3, 0), Episode(500.0, 3, 1)])
+    # A long one that began untrained and ended under a later version; one of a sender that does not tell.
+    progress.count_data(10, [Episode(30.0, 3, 0), Episode(400.0, 3)])
+    assert progress.untrained_return == 25.0
+    assert progress.untrained.num == 2
+    assert progress.num_episodes == 4
+
+
+def test_learned_is_what_is_above_the_untrained_by_more_than_chance() -> None:
+    progress = Progress(untrained_version=0)
+    progress.count_data(10, [Episode(20.0 + number % 3, 3, 0) for number in range(30)])
+    assert progress.has_learned(3.0) is None, "there are only untrained ones"
+    progress.count_data(10, [Episode(20.1 + number % 3, 3, 1) for number in range(100)])
+    assert progress.has_learned(3.0) is False
+    progress.count_data(10, [Episode(22.0 + number % 3, 3, 1) for number in range(100)])
+    assert progress.has_learned(3.0) is True
+
+
+def test_a_run_of_few_episodes_is_judged_by_the_newer_half() -> None:
+    """SAC on Pendulum: thirty episodes are enough to learn, and most are from before."""
+    progress = Progress(untrained_version=0)
+    progress.count_data(10, [Episode(-1100.0 + 20 * number, 200, 0) for number in range(4)])
+    progress.count_data(10, [Episode(-1100.0 + 20 * number, 200, 1) for number in range(13)])
+    progress.count_data(10, [Episode(-300.0 + 20 * number, 200, 9) for number in range(13)])
+    assert progress.newest.num == 13
+    assert progress.newest.mean == pytest.approx(-180.0)
+    assert progress.has_learned(3.0) is True
+
+
+def test_the_best_mean_is_kept_with_its_step() -> None:
+    progress = filled([9.0] * 99)
+    assert progress.best is None, "99 episodes are not enough"
+    progress.learner_steps = 5
+    progress.count_data(10, [Episode(9.0, 3)])
+    progress.learner_steps = 6
+    progress.count_data(10, [Episode(1.0, 3)] * 100)
+    assert progress.best is not None
+    assert (progress.best.returns.mean, progress.best.learner_step) == (9.0, 5)
 
 
 @given(

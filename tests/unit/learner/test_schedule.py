@@ -9,7 +9,6 @@ import pytest
 from services.learner.schedule import LearningRate, Scaling, Schedule, effective_batch, scaled, scheduled
 from shoal.config import load_config
 from shoal.config.trainable import check_trainable
-from shoal.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -20,9 +19,10 @@ from shoal.errors import ConfigError
         ("cosine", [1.0, 0.5 + math.sqrt(0.125), 0.5, 0.0, 0.0]),
     ],
 )
-def test_schedules_fall_from_one_to_zero(schedule: Schedule, expected: list[float]) -> None:
-    found = [scheduled(schedule, share) for share in (0.0, 0.25, 0.5, 1.0, 1.5)]
-    assert found == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("end", [0.0, 0.2, 1.0])
+def test_schedules_fall_from_one_to_their_end(schedule: Schedule, expected: list[float], end: float) -> None:
+    found = [scheduled(schedule, share, end) for share in (0.0, 0.25, 0.5, 1.0, 1.5)]
+    assert found == pytest.approx([end + (1.0 - end) * share for share in expected], abs=1e-12)
 
 
 @pytest.mark.parametrize(("scaling", "expected"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
@@ -34,7 +34,7 @@ def test_scaling_with_the_batch(scaling: Scaling, expected: float) -> None:
 
 def test_the_effective_batch_is_what_one_optimiser_step_averages_over() -> None:
     """Accumulation splits it, and so do learners; neither makes it larger."""
-    config = load_config(None, ["learner.batch_envs=64"], {})
+    config = load_config(None, ["algorithm.name=impala", "learner.batch_envs=64"], {})
     assert effective_batch(config, 20).num_steps == 1280
     config = load_config(None, ["learner.batch_envs=64", "algorithm={name: ppo, minibatches: 4}"], {})
     assert effective_batch(config, 20).num_steps == 320
@@ -44,26 +44,45 @@ def test_the_effective_batch_is_what_one_optimiser_step_averages_over() -> None:
 
 
 def test_schedule_and_scaling_multiply() -> None:
-    settings = "{learning_rate: 2e-3, learning_rate_schedule: linear, learning_rate_scaling: sqrt}"
+    settings = (
+        "{name: impala, learning_rate: 2e-3, learning_rate_schedule: linear, learning_rate_scaling: sqrt}"
+    )
     config = load_config(None, [f"algorithm={settings}", "stop.steps=1000", "learner.batch_envs=32"], {})
     rate = LearningRate(config, 32)
     assert rate.base == 2e-3
-    assert [rate.factor(steps) for steps in (0, 500, 1000, 9999)] == [2.0, 1.0, 0.0, 0.0]
+    found = [rate.factor(steps) for steps in (0, 500, 1000, 9999)]
+    assert found == pytest.approx([2.0, 1.1, 0.2, 0.2])
     assert rate.describe() == (
         "effective batch 1,024 steps (32 envs x 32 steps), learning rate 0.002 x 2.00, "
-        "linear to 0 at 1,000 steps"
+        "linear to 10% of it at 1,000 steps"
     )
 
 
 def test_without_either_it_is_what_is_set() -> None:
-    rate = LearningRate(load_config(None, ["stop.steps=1000"], {}), 20)
+    constant = ["algorithm={name: impala, learning_rate_schedule: constant}", "learner.batch_envs=64"]
+    rate = LearningRate(load_config(None, [*constant, "stop.steps=1000"], {}), 20)
     assert {rate.factor(steps) for steps in (0, 500, 2000)} == {1.0}
     assert rate.describe() == "effective batch 1,280 steps (64 envs x 20 steps), learning rate 0.001 x 1.00"
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_a_schedule_needs_an_end(schedule: str) -> None:
-    config = load_config(None, [f"algorithm.learning_rate_schedule={schedule}"], {})
-    with pytest.raises(ConfigError, match=rf"learning_rate_schedule': {schedule} .* stop\.steps, .* not set"):
-        check_trainable(config)
-    check_trainable(load_config(None, [f"algorithm.learning_rate_schedule={schedule}", "stop.steps=9"], {}))
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [
+        ([], 1_000_000),
+        (["stop.steps=4000"], 4000),
+        (["algorithm.schedule_steps=500"], 500),
+        (["algorithm.schedule_steps=500", "stop.steps=4000"], 500),
+    ],
+)
+@pytest.mark.parametrize("left", [0.0, 0.3])
+def test_a_schedule_ends_where_it_is_told_to_or_with_the_run_or_after_a_million(
+    schedule: str, settings: list[str], end: int, left: float
+) -> None:
+    falling = [f"algorithm.learning_rate_schedule={schedule}", f"algorithm.learning_rate_end={left}"]
+    config = load_config(None, [*falling, *settings], {})
+    check_trainable(config)
+    rate = LearningRate(config, 20)
+    shares = [rate.factor(steps) for steps in (0, end // 2, end, 3 * end)]
+    assert shares == pytest.approx([1.0, left + (1.0 - left) / 2, left, left])
+    assert rate.factor(end - 1) > left

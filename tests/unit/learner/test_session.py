@@ -6,16 +6,27 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import cast
 
 import pytest
+import torch
+from prometheus_client import CollectorRegistry
 
+import services.learner.session
 from services.learner.loop import TrainingLoop
+from services.learner.metrics import LearnerMetrics
+from services.learner.parts import build_parts
+from services.learner.peers import Alone
 from services.learner.prefetch import Prefetcher
 from services.learner.publisher import WeightsPublisher
 from services.learner.result import RunResult
-from services.learner.session import _Training
-from shoal.records import DEFAULT_POLICY
+from services.learner.session import _first_result, _prepare, _Shared, _Training
+from services.learner.sources import Source
+from services.learner.summaries import Curves
+from shoal.config import Config
+from shoal.config.ranks import Ranks
+from shoal.records import DEFAULT_POLICY, DiscreteAction, EnvSpec
 
 RESULT = RunResult("stopped", None, 1, 1, 1, 1, 1.0, DEFAULT_POLICY, {})
 
@@ -85,3 +96,52 @@ def test_who_is_told_to_end_gives_the_result(pool: ThreadPoolExecutor) -> None:
     loop = Loop()
     assert train(pool, loop, failing="", is_ending=True) is RESULT
     assert loop.has_saved
+
+
+def test_the_result_is_that_of_the_policy_that_ended_the_run() -> None:
+    """Another one may be over first: it was stopped by another learner, while the first still saved."""
+
+    async def given(result: RunResult | None) -> RunResult | None:
+        return result
+
+    async def body() -> None:
+        reached = replace(RESULT, reason="steps", policy="red")
+        results = (None, RESULT, reached, replace(reached, policy="blue"))
+        trainings = [asyncio.create_task(given(result)) for result in results]
+        await asyncio.wait(trainings)
+        assert _first_result(trainings) is reached
+        assert _first_result(trainings[:2]) is RESULT
+        assert _first_result(trainings[:1]) is None
+
+    asyncio.run(body())
+
+
+def test_no_policy_is_built_while_it_waits_for_another_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners may build policies in different orders: each would wait for the others with the wrong one."""
+    both = threading.Barrier(2, timeout=20.0)
+
+    class Met(Exception):
+        pass
+
+    def meet(*_: object) -> None:
+        both.wait()
+        raise Met
+
+    monkeypatch.setattr(services.learner.session, "build_or_resume", lambda *_: None)
+    monkeypatch.setattr(services.learner.session, "begin_alike", meet)
+
+    async def body() -> None:
+        config = Config()
+        cpu = torch.device("cpu")
+        shared = _Shared(config, asyncio.Event(), asyncio.Lock(), 1, cpu, Ranks())
+        (parts,) = build_parts(config, LearnerMetrics(CollectorRegistry()))
+        spec = EnvSpec("Test-v0", (), DiscreteAction(2))
+        with ThreadPoolExecutor(2) as pool:
+            preparing = [
+                _prepare(shared, parts, Alone(), spec, cast(Source, None), cast(Curves, None), pool)
+                for _ in range(2)
+            ]
+            ends = await asyncio.gather(*preparing, return_exceptions=True)
+        assert [type(end) for end in ends] == [Met, Met]
+
+    asyncio.run(asyncio.wait_for(body(), 30.0))

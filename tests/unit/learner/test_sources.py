@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.learner.metrics import LearnerMetrics, PolicyMetrics
+from services.learner.schedule import ImportanceExponent
 from services.learner.session import item_length
 from services.learner.sources import BatchSource, QueueSource, Source, make_source
 from shoal.clients.replay_batches import BatchSampler, BatchStats
 from shoal.clients.replay_draw import ItemRefs, SampledBatch
 from shoal.clients.replay_sampler import ReplaySampler
+from shoal.clients.replay_weights import beta_of
 from shoal.config import Config, load_config
 from shoal.config.policies import policy_places
 from shoal.config.ranks import Ranks
@@ -57,7 +60,11 @@ def test_the_table_decides(table: str, source: type[Source], length: int) -> Non
 
 @pytest.mark.parametrize(
     ("algorithm", "alpha", "beta"),
-    [("{name: apex, importance_exponent: 0.7}", 0.6, 0.7), ("{name: apex}", 0.0, 0.0), ("{}", 0.0, 0.0)],
+    [
+        ("{name: apex, importance_exponent: 0.7}", 0.6, 0.7),
+        ("{name: apex}", 0.0, 0.0),
+        ("{name: impala}", 0.0, 0.0),
+    ],
 )
 def test_importance_weights_are_for_prioritised_tables(algorithm: str, alpha: float, beta: float) -> None:
     table = f"{{kind: sequence, alpha: {alpha}}}"
@@ -67,7 +74,7 @@ def test_importance_weights_are_for_prioritised_tables(algorithm: str, alpha: fl
         made = make_source(config, policy_places(config)[0], Ranks(), metrics())
         assert isinstance(made, BatchSource)
         assert made.has_priorities == (alpha > 0)
-        assert made._sampler._beta == beta
+        assert beta_of(made._sampler._beta, 0) == beta
         await made.close()
 
     asyncio.run(check())
@@ -99,6 +106,25 @@ class Sampler:
         self.calls.append("close")
 
 
+def test_importance_weights_follow_the_steps_of_the_run() -> None:
+    """Halfway from 0.4 to 1 after half of the schedule, those before a restart counted."""
+    settings = ["algorithm={name: apex, schedule_steps: 1000}"]
+
+    async def check() -> None:
+        config = load_config(None, settings, {})
+        exponent = ImportanceExponent(config)
+        sampler = Sampler(replace(BATCH, steps_inserted=200), replace(BATCH, steps_inserted=5000))
+        source = BatchSource(cast(BatchSampler, sampler), metrics(), exponent, has_priorities=True)
+        source.go_on_from(300)
+        assert exponent(0) == pytest.approx(0.4 + 0.6 * 0.3)
+        await source.next()
+        assert exponent(1) == pytest.approx(0.7)
+        await source.next()
+        assert exponent(2) == 1.0
+
+    asyncio.run(check())
+
+
 REFS = ItemRefs((), np.zeros(3, np.int64), np.arange(3, dtype=np.uint64))
 BATCH = SampledBatch(ITEMS, None, np.ones(3), REFS)
 
@@ -119,7 +145,8 @@ def test_a_sampled_table_gives_batches_and_counts_what_became_of_priorities() ->
     async def check() -> None:
         sampler = Sampler(BATCH, BATCH)
         registry = CollectorRegistry()
-        source = BatchSource(cast(BatchSampler, sampler), metrics(registry), has_priorities=True)
+        exponent = ImportanceExponent(load_config(None, ["algorithm.name=apex"], {}))
+        source = BatchSource(cast(BatchSampler, sampler), metrics(registry), exponent, has_priorities=True)
         source.start()
         assert await source.next() is BATCH
         sampler.stats.num_updated, sampler.stats.num_gone = 5, 2
@@ -136,6 +163,7 @@ def test_a_sampled_table_gives_batches_and_counts_what_became_of_priorities() ->
 
 def test_priorities_that_nobody_would_take_end_the_sampling() -> None:
     sampler = Sampler()
-    source = BatchSource(cast(BatchSampler, sampler), metrics(), has_priorities=True)
+    exponent = ImportanceExponent(load_config(None, ["algorithm.name=apex"], {}))
+    source = BatchSource(cast(BatchSampler, sampler), metrics(), exponent, has_priorities=True)
     source.send_priorities(REFS, np.full(3, np.nan))
     assert isinstance(sampler.failure, InvalidArgumentError)

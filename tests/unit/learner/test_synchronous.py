@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from services.actor.shares import slots_by_rank
+from services.actor.split import split_by_share
 from services.learner.batches import BatchLayout, BatchSlot
 from services.learner.metrics import PHASES
 from services.learner.ring import BatchRing, Packer
+from shoal.config.ranks import env_shares
 from shoal.metrics import Phases
 from shoal.records import ArraySpec, DiscreteAction, EnvSpec, Trajectory
 
@@ -41,16 +45,23 @@ class Rig:
         slots = [BatchSlot(layout, torch.device("cpu")) for _ in range(num_slots)]
         self.ring = BatchRing(slots, self.outdated.append)
         self.packer = Packer(self.ring, Phases(CollectorRegistry(), "test", "test", PHASES))
+        self._slot: BatchSlot | None = None
+
+    def has_batch(self) -> bool:
+        """One that is kept until it is trained on, as the loop does."""
+        while self._slot is None and self.ring.num_ready:
+            self._slot = self.ring.take_ready(0.0)
+        return self._slot is not None
 
     def train(self) -> set[int] | None:
         """Versions of the next batch, all of it; None if there is none."""
-        for _ in range(self.ring.num_ready):
-            slot = self.ring.take_ready(0.0)
-            if slot is not None:
-                versions = set(slot.arrays["policy_version"][:-1].ravel().tolist())
-                self.ring.release(slot)
-                return versions
-        return None
+        if not self.has_batch():
+            return None
+        slot, self._slot = self._slot, None
+        assert slot is not None
+        versions = set(slot.arrays["policy_version"][:-1].ravel().tolist())
+        self.ring.release(slot)
+        return versions
 
 
 def test_unrolls_of_an_older_version_are_left_out_and_counted() -> None:
@@ -117,18 +128,33 @@ class ModelGroup:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4))
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=4),
+    num_learners=st.integers(1, 3),
+)
 def test_every_batch_is_of_the_newest_version_and_training_goes_on_after_any_fault(
-    seed: int, sizes: list[int]
+    seed: int, sizes: list[int], num_learners: int
 ) -> None:
-    """Groups, actors, the replay and the learner are restarted at random; then all must be in step again."""
-    chance, batch_envs = random.Random(seed), sum(sizes)
+    """Groups, actors, the replay and the learners are restarted at random; then all must be in step again."""
+    chance, num_envs = random.Random(seed), sum(sizes)
+    num_learners = min(num_learners, num_envs)
     groups = [ModelGroup(size) for size in sizes]
-    rig, version, queue = Rig(batch_envs), 1, list[Trajectory]()
-    rig.ring.refuse_older_than(version)
+    starts = [0, *accumulate(sizes)]
+    shares = env_shares(num_envs, num_learners)
+    queues: list[list[Trajectory]] = [[] for _ in shares]
+
+    def new_lives() -> list[Rig]:
+        rigs = [Rig(len(share)) for share in shares]
+        for rig in rigs:
+            rig.ring.refuse_older_than(version)
+        return rigs
+
+    version = 1
+    rigs = new_lives()
 
     def fault() -> None:
-        nonlocal rig, version
+        nonlocal rigs, version
         match chance.randrange(4):
             case 0:
                 # A new life of an actor: it knows nothing of what it has handed over.
@@ -138,28 +164,36 @@ def test_every_batch_is_of_the_newest_version_and_training_goes_on_after_any_fau
                 # A stream that breaks: the open unroll is dropped.
                 groups[chance.randrange(len(groups))].versions.clear()
             case 2:
-                # A new life of the learner: what it had taken is gone, and it publishes what it begins with.
-                rig, version = Rig(batch_envs), version + 1
-                rig.ring.refuse_older_than(version)
+                # A new life of all learners: what they had taken is gone, and they publish what they begin
+                # with.
+                version += 1
+                rigs = new_lives()
             case 3:
-                # The replay is lost: who has waited too long for what was in it acts on.
-                queue.clear()
+                # A shard is lost, with what some learners had in it: who has waited too long acts on.
+                for queue in queues:
+                    if chance.random() < 0.5:
+                        queue.clear()
                 for group in groups:
                     group.min_version = min(group.min_version, version)
 
     def move(trains: bool) -> bool:
         """Every group a step, all that is queued is packed; True if a batch was trained on."""
         nonlocal version
-        for group in chance.sample(groups, len(groups)):
-            if (unroll := group.step(version)) is not None:
-                queue.append(unroll)
-        while queue and rig.ring.num_ready < 2:
-            rig.packer.add(queue.pop(0))
-        if not trains or (versions := rig.train()) is None:
+        for index in chance.sample(range(len(groups)), len(groups)):
+            if (unroll := groups[index].step(version)) is not None:
+                slots = slots_by_rank(shares, range(starts[index], starts[index + 1]), sizes[index])
+                parts = split_by_share(unroll, list(slots.values()))
+                for rank, part in zip(slots, parts, strict=True):
+                    queues[rank].append(part)
+        for rig, queue in zip(rigs, queues, strict=True):
+            while queue and rig.ring.num_ready < 2:
+                rig.packer.add(queue.pop(0))
+        if not trains or not all(rig.has_batch() for rig in rigs):
             return False
-        assert versions == {version}
+        assert [rig.train() for rig in rigs] == [{version}] * num_learners
         version += 1
-        rig.ring.refuse_older_than(version)
+        for rig in rigs:
+            rig.ring.refuse_older_than(version)
         return True
 
     for _ in range(60):

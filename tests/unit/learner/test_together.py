@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillWaiting
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from services.learner.result import RunResult
 from services.learner.start import await_spec, begin_alike
 from shoal.errors import NonFiniteError
 from shoal.records import EnvSpec, Trajectory
-from tests.unit.learner.test_loop import NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
+from tests.unit.learner.test_loop import LENGTH, NUM_ENVS, SPEC, TRANSITIONS, Rig, trajectory
 from tests.unit.learner.thread_peers import PATIENCE_S, Meeting, ThreadPeers
 
 
@@ -65,6 +66,39 @@ def test_both_train_and_the_chief_publishes_and_saves(tmp_path: Path) -> None:
         assert rig.value("env_steps_total") == 3 * TRANSITIONS, "its own share"
         assert rig.value("run_env_steps") == 3 * 2 * TRANSITIONS
     assert other.value("policy_version") == 2, "as it was when the last step was agreed on"
+    pair.assert_alike()
+
+
+def test_both_know_what_the_untrained_policy_returned(tmp_path: Path) -> None:
+    """The chief alone publishes; guards that go back must see the same on all."""
+    pair = Pair(tmp_path, stop={"steps": 3 * 2 * TRANSITIONS})
+    given = [[begun(7.0, version) for version in (0, 0, 1)], [begun(9.0, version) for version in (0, 1, 1)]]
+    for done in pair.run(*given):
+        result = done.result()
+        assert (result.untrained_episodes, result.untrained_return) == (30, pytest.approx(23 / 3))
+
+
+def begun(episode_return: float, version: int) -> Trajectory:
+    made = trajectory(episode_return=episode_return)
+    return replace(made, episodes=tuple(replace(each, first_version=version) for each in made.episodes))
+
+
+def test_all_leave_out_what_is_older_before_anybody_has_the_next_version(tmp_path: Path) -> None:
+    """Else what it brings could meet an older unroll in the batch of a learner that does not know yet."""
+    algorithm = {"name": "ppo", "minibatches": 2}
+    pair = Pair(tmp_path, algorithm=algorithm, actor={"unroll_length": LENGTH, "envs": 2 * NUM_ENVS})
+    chief, other = pair.rigs
+    known: list[tuple[int, int, int]] = []
+    publish = chief.publisher.publish
+
+    def look_and_publish(version: int, weights: dict[str, np.ndarray], untrained: bool = False) -> None:
+        known.append((version, chief.ring.min_version, other.ring.min_version))
+        publish(version, weights, untrained)
+
+    chief.publisher.publish = look_and_publish  # type: ignore[method-assign]
+    results = [done.result() for done in pair.run(*[[trajectory(version=v) for v in range(3)]] * 2)]
+    assert [result.learner_steps for result in results] == [3, 3]
+    assert known == [(version, version, version) for version in range(4)]
     pair.assert_alike()
 
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shoal.algorithms.apex.profile import ApexConfig
+from shoal.algorithms.appo.profile import AppoConfig
+from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.ppo.profile import PpoConfig
+from shoal.algorithms.sac.profile import SacConfig
+from shoal.algorithms.settings import AlgorithmSection
 from shoal.errors import UserError
 from shoal.policy.device import cpu_threads, pick_device
 
@@ -34,20 +40,37 @@ def test_gpus_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "share", "num_cpus", "expected"),
+    ("setting", "part", "share", "num_cpus", "expected"),
     [
-        (0, 1, 8, 4),
-        (0, 2, 8, 2),
-        (0, 3, 8, 1),
-        (0, 8, 8, 1),
-        (0, 1, 1, 1),
-        (0, 1, 3, 1),
-        (6, 1, 2, 6),
-        (6, 3, 2, 6),
+        (0, 0.5, 1, 8, 4),
+        (0, 0.5, 2, 8, 2),
+        (0, 0.5, 3, 8, 1),
+        (0, 0.5, 8, 8, 1),
+        (0, 0.5, 1, 1, 1),
+        (0, 0.5, 1, 3, 1),
+        (0, 1.0, 1, 8, 8),
+        (0, 1.0, 3, 8, 2),
+        (6, 0.5, 1, 2, 6),
+        (6, 1.0, 3, 2, 6),
     ],
 )
-def test_threads_are_half_of_the_cpus_that_we_may_use_unless_set(
-    setting: int, share: int, num_cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_threads_are_a_part_of_the_cpus_that_we_may_use_unless_set(
+    setting: int, part: float, share: int, num_cpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.policy.device.num_cpus", lambda: num_cpus)
-    assert cpu_threads(setting, share) == expected
+    assert cpu_threads(setting, part, share) == expected
+
+
+@pytest.mark.parametrize(
+    ("section", "learner", "inference"),
+    [
+        (ImpalaConfig(), 0.5, 0.5),
+        (AppoConfig(), 0.5, 0.5),
+        (PpoConfig(), 1.0, 1.0),
+        (PpoConfig(synchronous=False), 0.5, 0.5),
+        (SacConfig(), 1.0, 0.5),
+        (ApexConfig(), 1.0, 0.5),
+    ],
+)
+def test_who_computes_alone_has_all_cpus(section: AlgorithmSection, learner: float, inference: float) -> None:
+    assert (section.learner_cpus, section.inference_cpus) == (learner, inference)

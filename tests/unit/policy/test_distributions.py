@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from shoal.policy.bounds import ActionUnits
 from shoal.policy.distributions import Categorical, DiagonalGaussian
 from shoal.policy.masks import allowed_actions
+from shoal.records import BoxAction
 
 
 @pytest.fixture(autouse=True)
@@ -58,24 +60,34 @@ def test_categorical_samples_differ_between_rows_and_calls() -> None:
     assert not torch.equal(first, second)
 
 
+def units(shape: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> ActionUnits:
+    size = math.prod(shape)
+    return ActionUnits(BoxAction(shape, (low,) * size, (high,) * size))
+
+
 @pytest.mark.parametrize("leading", [(5,), (3, 4)])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-def test_gaussian_agrees_with_torch(leading: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    size = math.prod(shape)
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (10.0, 30.0)])
+def test_gaussian_agrees_with_torch(
+    leading: tuple[int, ...], shape: tuple[int, ...], low: float, high: float
+) -> None:
+    """Of actions in half widths of their bounds, whatever these are."""
+    size, center, half_width = math.prod(shape), (low + high) / 2, (high - low) / 2
     mean, log_std = torch.randn(*leading, size), torch.randn(*leading, size) * 0.5
     reference = torch.distributions.Independent(torch.distributions.Normal(mean, log_std.exp()), 1)
-    ours = DiagonalGaussian(torch.cat([mean, log_std], -1), shape)
+    ours = DiagonalGaussian(torch.cat([mean, log_std], -1), units(shape, low, high))
     flat = reference.sample()
+    action = (center + half_width * flat).reshape(*leading, *shape)
 
-    torch.testing.assert_close(ours.log_prob(flat.reshape(*leading, *shape)), reference.log_prob(flat))
+    torch.testing.assert_close(ours.log_prob(action), reference.log_prob(flat), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ours.entropy(), reference.entropy())
-    assert torch.equal(ours.mode(), mean.reshape(*leading, *shape))
+    torch.testing.assert_close(ours.mode(), (center + half_width * mean).reshape(*leading, *shape))
     assert ours.sample().shape == (*leading, *shape)
 
 
 def test_gaussian_samples_have_the_right_moments() -> None:
     params = torch.tensor([2.0, -1.0, math.log(0.5), math.log(3.0)]).expand(40_000, 4)
-    drawn = DiagonalGaussian(params, (2,)).sample().double()
+    drawn = DiagonalGaussian(params, units((2,))).sample().double()
 
     torch.testing.assert_close(drawn.mean(0), torch.tensor([2.0, -1.0]).double(), atol=0.06, rtol=0)
     torch.testing.assert_close(drawn.std(0), torch.tensor([0.5, 3.0]).double(), atol=0.05, rtol=0)

@@ -10,7 +10,7 @@ import torch
 from shoal.config.network import PolicySection
 from shoal.errors import UserError
 from shoal.policy.network import Choice, DeterministicPolicy, SoftActorCritic, build_policy
-from shoal.policy.twin_q import TwinQPolicy
+from shoal.policy.twin_q import SeparateCritics, StackedCritics, StackedLinear, TwinQPolicy
 from shoal.records import ActionSpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
 from tests.unit.policy.stepping import (
     BOX,
@@ -167,6 +167,33 @@ def test_two_critics_that_differ_and_depend_on_everything(kind: str, settings: d
     ):
         assert not torch.isclose(changed[0], one).all()
         assert not torch.isclose(changed[1], two).all()
+
+
+def test_stacked_critics_are_two_networks() -> None:
+    """Against plain loops over each network's own weights."""
+    spec = spec_of(BOX)
+    policy = twin_q("deterministic", spec, hidden_sizes=(7, 5), activation="relu")
+    critics = policy.critics
+    assert isinstance(critics, StackedCritics)
+    seen, first = observe(spec, 3, 4), torch.zeros(3, 4, dtype=torch.bool)
+    unit = torch.rand(3, 4, 4) * 2 - 1
+    found = policy.q_values(seen, first, {}, policy.bounds.from_unit(unit))
+    layers = [critics.hidden[0], critics.hidden[2], critics.value_head]
+    for number in range(2):
+        values = torch.cat([seen["observation"].reshape(3, 4, -1), unit], -1).double()
+        for layer in layers:
+            assert isinstance(layer, StackedLinear)
+            values = values @ layer.weight[number].double().T + layer.bias[number].double()
+            values = values if layer is critics.value_head else values.clamp(min=0)
+        torch.testing.assert_close(found[number].double(), values.squeeze(-1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_critics_are_stacked_where_trunks_have_no_weights(kind: str) -> None:
+    assert isinstance(twin_q(kind, spec_of(BOX)).critics, StackedCritics)
+    assert isinstance(twin_q(kind, spec_of(BOX), frame_stack=3).critics, StackedCritics)
+    assert isinstance(twin_q(kind, spec_of(BOX), recurrent="gru").critics, SeparateCritics)
+    assert isinstance(twin_q(kind, spec_of(BOX, PIXELS)).critics, SeparateCritics)
 
 
 def test_a_critic_weighs_an_action_by_the_state() -> None:
