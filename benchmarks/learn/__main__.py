@@ -24,10 +24,10 @@ from benchmarks.learn.progress import Pace, Progress
 from benchmarks.learn.records import ROOT, add_run, read_record
 from benchmarks.learn.runner import Failure, Runner
 from benchmarks.learn.runs import SB3, SHOAL, Run, ShoalTrain, State, Trainer, planned
-from benchmarks.learn.sb3 import Sb3Train, install_sb3
+from benchmarks.learn.sb3 import Sb3Train
 from benchmarks.learn.tasks import TASKS, Task, selected
 from benchmarks.machine import describe_machine
-from benchmarks.peer_venv import PeerMissingError
+from benchmarks.peer_venv import PeerMissingError, install_sb3
 
 PAGE = ROOT / "docs/results/learning.md"
 RESULTS = ROOT / "docs/results/learning"
