@@ -6,7 +6,6 @@ begins anew. A run that fails is reported and the others go on. Ctrl-C stops the
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -108,7 +107,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_TIMEOUT_S)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGKILL)
+        # A second time kills everything at once.
+        process.send_signal(signal.SIGINT)
         process.wait()
 
 
