@@ -36,10 +36,10 @@ class Pace:
         others = [self.seconds(other, other.steps) for other in waiting]
         known = [seconds for seconds in others if seconds is not None]
         text = f"{duration(own)} left"
-        if others:
+        if known:
             text += f", {duration(own + sum(known))} with the runs after it"
         if missing := len(others) - len(known):
-            text += f" ({missing} of them of unknown length not counted)"
+            text += f"; {missing} runs after it are not timed yet"
         return text
 
 

@@ -148,7 +148,7 @@ def test_the_time_left(tmp_path: Path) -> None:
     pace = Pace()
     assert pace.time_left(runs[0], 0, runs[1:]) == "time left not known yet"
     pace.note(runs[0], 100, 20.0)
-    expected = "40.0 s left, 4 min 00 s with the runs after it (2 of them of unknown length not counted)"
+    expected = "40.0 s left, 4 min 00 s with the runs after it; 2 runs after it are not timed yet"
     assert pace.time_left(runs[0], 800, runs[1:]) == expected
     pace.note(runs[2], 100, 10.0)
     assert pace.time_left(runs[3], 500, []) == "0.0 s left"
