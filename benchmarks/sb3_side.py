@@ -15,7 +15,7 @@ from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 
 # Random actions first, then updates that do not count yet.
-LEARNING_STARTS, WARM_UP_STEPS = 1000, 100
+LEARNING_STARTS, WARM_UP_STEPS = 1000, 20
 MAX_STEPS = 1_000_000
 
 

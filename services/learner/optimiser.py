@@ -40,7 +40,7 @@ class Optimiser(ABC):
         self._parameters = parameters
         self._learning_rates = {group: algorithm.learning_rate(group) for group in groups}
         self._decays = {group: algorithm.decays(group) for group in groups}
-        self._vectors = {name: torch.zeros_like(parameters.data) for name in vectors}
+        self.vectors = {name: torch.zeros_like(parameters.data) for name in vectors}
         # Tensors, as torch's functions take and count them.
         self._num_steps = {group: torch.zeros((), device=parameters.data.device) for group in groups}
 
@@ -52,7 +52,7 @@ class Optimiser(ABC):
             self._step(
                 self._parameters.data[place],
                 self._parameters.grad[place],
-                {name: vector[place] for name, vector in self._vectors.items()},
+                {name: vector[place] for name, vector in self.vectors.items()},
                 self._num_steps[group],
                 self._learning_rates[group] * factor,
                 self.settings.weight_decay if self._decays[group] else 0.0,
@@ -74,7 +74,7 @@ class Optimiser(ABC):
         """A copy of all that a checkpoint holds of it. Of divided parameters a call of all learners."""
         arrays = {
             self._prefix(vector) + name: array
-            for vector, values in self._vectors.items()
+            for vector, values in self.vectors.items()
             for name, array in self._parameters.arrays(values).items()
         }
         counts = {group: np.array(int(num)) for group, num in self._num_steps.items()}
@@ -86,7 +86,7 @@ class Optimiser(ABC):
         shapes = self._parameters.shapes()
         arrays = {
             self._prefix(vector) + name: np.broadcast_to(zero, shape)
-            for vector in self._vectors
+            for vector in self.vectors
             for name, shape in shapes.items()
         }
         return arrays | {self._prefix(_NUM_STEPS) + group: np.array(0) for group in self._num_steps}
@@ -94,14 +94,14 @@ class Optimiser(ABC):
     def is_in(self, state: Iterable[str]) -> bool:
         """Whether a checkpoint with these names is of this optimiser."""
         names = list(state)
-        parts = [self._prefix(part) for part in (*self._vectors, _NUM_STEPS)]
+        parts = [self._prefix(part) for part in (*self.vectors, _NUM_STEPS)]
         return all(any(name.startswith(part) for name in names) for part in parts)
 
     @torch.no_grad()
     def load(self, state: dict[str, np.ndarray]) -> None:
         """`state` has all that `layout` names."""
         names = self._parameters.shapes()
-        for vector, values in self._vectors.items():
+        for vector, values in self.vectors.items():
             self._parameters.load(values, {name: state[self._prefix(vector) + name] for name in names})
         for group, num in self._num_steps.items():
             num.fill_(int(state[self._prefix(_NUM_STEPS) + group]))
@@ -109,7 +109,7 @@ class Optimiser(ABC):
     @torch.no_grad()
     def begin(self) -> None:
         """As if no step had been made."""
-        for tensor in (*self._vectors.values(), *self._num_steps.values()):
+        for tensor in (*self.vectors.values(), *self._num_steps.values()):
             tensor.zero_()
 
     def _prefix(self, part: str) -> str:

@@ -84,6 +84,7 @@ class LearningRate:
         self.batch = effective_batch(config, length)
         self._schedule = algorithm.learning_rate_schedule
         self._end = algorithm.learning_rate_end
+        self._ratio = algorithm.update_ratio
         self._num_steps = schedule_length(config)
         self._scale = scaled(algorithm.learning_rate_scaling, self.batch.num_steps, algorithm.reference_batch)
 
@@ -95,8 +96,10 @@ class LearningRate:
         falls = ""
         if self._schedule != "constant":
             falls = f", {self._schedule} to {self._end:.0%} of it at {self._num_steps:,} steps"
+        kept = "" if self._ratio is None else f", {self._ratio:g} learner steps per environment step"
         return (
-            f"effective batch {self.batch.describe()}, learning rate {self.base:g} x {self._scale:.2f}{falls}"
+            f"effective batch {self.batch.describe()}, learning rate {self.base:g} x {self._scale:.2f}"
+            f"{falls}{kept}"
         )
 
 

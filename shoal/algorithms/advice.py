@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from shoal.algorithms.settings import AlgorithmSection
 
+# What policies without randomness of their own explore by.
+_EXPLORES_BY = {"q": "epsilon", "deterministic": "noise"}
+
 
 def to_try(section: AlgorithmSection) -> str:
     """For a run that has not learned, the most likely first; the middle of a sentence."""
@@ -48,8 +51,8 @@ def _what_to_try(section: AlgorithmSection) -> list[str]:
     if section.replays:
         options.append("more algorithm.updates_per_step")
         options.append(f"another algorithm.reward_scale (now {section.reward_scale:g})")
-        if section.explores_by is not None:
-            options.append(f"more exploration (exploration.{section.explores_by})")
+        if section.trains in _EXPLORES_BY:
+            options.append(f"more exploration (exploration.{_EXPLORES_BY[section.trains]})")
         return options
     if not section.normalise_returns:
         options.append("algorithm.normalise_returns=true")

@@ -138,6 +138,11 @@ class AlgorithmSection(Section):
         return 0
 
     @property
+    def update_ratio(self) -> float | None:
+        """Learner steps per environment step that are kept; None: no ratio is."""
+        return None
+
+    @property
     def betas(self) -> tuple[float, float]:
         """How far the bias of prioritised sampling is corrected, first and at the end of schedules."""
         return 0.0, 0.0
@@ -164,7 +169,11 @@ class ClippedSection(ActorCriticSection):
     clip: float = Field(0.2, gt=0, lt=1, description="Ratios of new to old policy are clipped to 1 +- this.")
     epochs: int = Field(4, ge=1, le=1000, description="Passes over each batch.")
     minibatches: int = Field(
-        4, ge=1, le=1 << 16, description="Parts of a batch, an optimiser step each; split by environments."
+        4,
+        ge=1,
+        le=1 << 16,
+        description="Parts of a batch, an optimiser step each: of its steps, or of its environments if the "
+        "policy has a state.",
     )
     target_kl: float | None = Field(
         None,
@@ -218,6 +227,10 @@ class ReplayedSection(AlgorithmSection):
     @property
     def reward_steps(self) -> int:
         return self.n_step
+
+    @property
+    def update_ratio(self) -> float | None:
+        return self.updates_per_step
 
     @property
     def betas(self) -> tuple[float, float]:

@@ -20,7 +20,6 @@ from shoal.cli.requirements import require
 from shoal.cli.run_dir import RunDir, default_root
 from shoal.cli.say import say
 from shoal.cli.session import run_session
-from shoal.cli.task import check_fits, introduction, look_at
 from shoal.config import Config
 from shoal.config.load import Layers, load_layers
 from shoal.config.trainable import check_launched, check_trainable
@@ -146,6 +145,9 @@ def settle(layers: Layers, target: Target) -> tuple[Config, Task | None]:
     config = layers.config()
     if target.is_complete:
         return _at_home(config, target), None
+    # NumPy, for those who need it.
+    from shoal.cli.task import check_fits, introduction, look_at
+
     seen = look_at(config.env)
     task, algorithm = seen.task, config.algorithm.name
     check_fits(algorithm, seen)

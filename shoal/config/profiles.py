@@ -76,6 +76,8 @@ def derived(merged: Tree, profile: Profile, task: Task | None) -> Tree:
         batch_envs = num_agents * _usual_batch(merged, numbers)
         found["learner"] = {"batch_envs": batch_envs}
     name = learner.get("table", "train")
+    if not isinstance(name, str):
+        return found
     tables = merged.get("replay", {}).get("tables", {name: {}})
     table = tables.get(name) if isinstance(tables, dict) else None
     if isinstance(table, dict) and isinstance(batch_envs, int):
@@ -137,9 +139,10 @@ def _sampled(
         field = section.model_fields.get(key)
         return settings.get(key, None if field is None else field.default)
 
-    unrolls = table.get("unrolls", 1) - table.get("overlap_unrolls", 0)
-    length = unrolls * numbers.unroll_length if kind == "sequence" else 1
-    max_items = max(1, sizes.max_steps // length // numbers.shards)
+    length = _new_unrolls(table) * numbers.unroll_length if kind == "sequence" else 1
+    max_items = table.get("max_items", max(1, sizes.max_steps // length // numbers.shards))
+    if type(max_items) is not int:
+        return {}
     usual: Tree = {
         "max_items": max_items,
         "min_items": min(max_items, math.ceil(sizes.min_steps / length / numbers.shards)),
@@ -155,6 +158,14 @@ def _sampled(
         inserted = numbers.envs // numbers.groups * max(1, numbers.unroll_length // length)
         usual["ratio_tolerance"] = float(_BATCHES_AHEAD * batch_envs + _APPENDS_AHEAD * inserted * ratio)
     return usual
+
+
+def _new_unrolls(table: Tree) -> int:
+    """Unrolls of a sequence that the one before did not have; 1 if what is set makes no sense."""
+    unrolls, shared = table.get("unrolls", 1), table.get("overlap_unrolls", 0)
+    if type(unrolls) is not int or type(shared) is not int:
+        return 1
+    return max(1, unrolls - shared)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ class Lives:
 
 def assert_restored(checkpoint: Checkpoint) -> None:
     """A trainer with other weights that loads it has that state and no other."""
-    config = build_config({"policy": {"hidden_sizes": [16]}})
+    policy = {"hidden_sizes": [16], "normalise_observations": False}
+    config = build_config({"algorithm": {"name": "impala", "normalise_returns": False}, "policy": policy})
     torch.manual_seed(99)
     algorithm = build_algorithm(config.algorithm, build_policy(config.policy, checkpoint.env_spec))
     trainer = Trainer(algorithm, config.algorithm.max_grad_norm)

@@ -131,6 +131,7 @@ class InferenceProcess:
             f"inference.listen.announce={self._announce}",
             f"addresses.learner={learner}",
             "policy.hidden_sizes=[]",
+            "policy.normalise_observations=false",
             "rpc.max_backoff_s=0.2",
             *settings,
         )

@@ -25,7 +25,7 @@ from shoal.clients.replay_shard import Append, AppendStream
 from shoal.clients.weights import policy_text
 from shoal.clients.weights_grpc import GrpcWeightsClient
 from shoal.config.connections import LimitsSection, RpcSection, SecuritySection
-from shoal.config.network import PolicySection
+from shoal.config.load import build_config
 from shoal.errors import UnavailableError
 from shoal.records import DEFAULT_POLICY, ArraySpec, DiscreteAction, EnvSpec, Episode, Life, Trajectory
 from shoal.rpc.addresses import Address
@@ -171,7 +171,13 @@ class Rig:
             "run": {"dir": str(run_dir)},
             "addresses": {"learner": self.learner_address, "replay": [self.replay_address]},
             "actor": {"unroll_length": LENGTH},
-            "policy": {"hidden_sizes": [16]},
+            # A step per batch, with a step size that stays, and no statistics besides the weights.
+            "policy": {"hidden_sizes": [16], "normalise_observations": False},
+            "algorithm": {
+                "name": "impala",
+                "learning_rate_schedule": "constant",
+                "normalise_returns": False,
+            },
             "rpc": {"max_backoff_s": 0.2},
             "learner": {
                 "batch_envs": NUM_ENVS,
@@ -194,7 +200,7 @@ class Rig:
         self.sides = {name: Side(name, f"train-{name}") for name in names} or {
             DEFAULT_POLICY: Side(DEFAULT_POLICY, "train")
         }
-        self.policy = policy_text(PolicySection(**tree["policy"]))
+        self.policy = policy_text(build_config(tree).policy)
 
     @property
     def only(self) -> Side:

@@ -58,6 +58,8 @@ class Cluster:
                     "learner": self.socket("learner"),
                 },
                 "actor": {"envs": ENVS, "groups": GROUPS, "unroll_length": T},
+                # Actors that wait for nobody.
+                "algorithm": {"name": "impala"},
                 "rpc": {"max_backoff_s": 0.2, "resolve_every_s": 0.5},
             }
         )

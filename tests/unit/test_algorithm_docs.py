@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from shoal.algorithms.settings import ReplayedSection
-from shoal.config.load import build_config
+from shoal.config.load import build_config, load_config
 from shoal.config.trainable import check_trainable
 from tests.unit.learner.any_algorithm import NAMES, batch_of, build, config_of, spec_of
 
@@ -50,9 +50,10 @@ def test_settings_that_a_page_shows_can_be_trained_with(name: str) -> None:
         config = build_config(tree)
         check_trainable(config)
         assert config.algorithm.name == name
-        # The preset that is named above the block has the same values.
+        # The preset that is named above the block has the same values, of its own or from its profile.
         presets = re.findall(r"`(configs/\w+\.yaml)`", (PAGES / f"{name}.md").read_text())
-        assert any(holds(yaml.safe_load((ROOT / preset).read_text()), tree) for preset in presets)
+        effective = [load_config(ROOT / preset, [], {}).model_dump(mode="json") for preset in presets]
+        assert any(holds(whole, tree) for whole in effective)
 
 
 def holds(whole: object, part: object) -> bool:

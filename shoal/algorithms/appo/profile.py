@@ -16,7 +16,11 @@ class AppoConfig(ClippedSection):
     name: Literal["appo"] = Field("appo", description="The algorithm.")
     epochs: int = Field(2, ge=1, le=1000, description="Passes over each batch.")
     minibatches: int = Field(
-        2, ge=1, le=1 << 16, description="Parts of a batch, an optimiser step each; split by environments."
+        2,
+        ge=1,
+        le=1 << 16,
+        description="Parts of a batch, an optimiser step each: of its steps, or of its environments if the "
+        "policy has a state.",
     )
     trace_lambda: float = Field(1.0, ge=0, le=1, description="Lambda that scales the trace coefficients c.")
     rho_clip: float = Field(1.0, gt=0, description="Clip of the importance weights rho.")

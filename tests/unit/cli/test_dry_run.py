@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.cli import train
+from shoal.cli import task, train
 from shoal.cli.app import run
 
 
@@ -61,7 +61,7 @@ def test_an_algorithm_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_preset_is_not_looked_at(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(train, "look_at")
+    monkeypatch.delattr(task, "look_at")
     said, values = shown(capsys, "apex_cartpole")
     assert said == ""
     value, origin = values["replay.tables.train.max_items"]

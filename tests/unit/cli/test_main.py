@@ -152,7 +152,6 @@ def test_output_that_cannot_be_written(tmp_path: Path, arguments: str, redirecti
     assert arguments != "report run" or (done.returncode == 0 and (tmp_path / "run/report.html").exists())
 
 
-@pytest.mark.xfail(strict=True, reason="shoal.cli.task imports shoal.records, which imports numpy")
 def test_command_starts_without_what_only_services_need() -> None:
     """Half a second of imports before the first process starts would be half a second of every run."""
     code = "import sys, shoal.cli.app; print(*sys.modules)"

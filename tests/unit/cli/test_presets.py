@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import train
+from shoal.cli import task, train
 from shoal.cli.presets import PRESETS, Target, preset_names, resolve, resume
 from shoal.cli.task import Seen
 from shoal.config import Config, load_config
@@ -23,7 +23,7 @@ BOX = BoxAction((2,), (-1.0, -1.0), (1.0, 1.0))
 
 @pytest.fixture(autouse=True)
 def _any_environment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
+    monkeypatch.setattr(task, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
 
 
 def effective_config(target: Target, overrides: list[str]) -> Config:
@@ -152,20 +152,7 @@ def test_shipped_presets_are_valid(name: str) -> None:
     assert f"[{name}]({name}.yaml)" in (PRESETS / "README.md").read_text()
 
 
-_NO_FLOATS = pytest.mark.xfail(
-    strict=True,
-    raises=UserError,
-    reason="the profile normalises observations, which is refused where none is of floats",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[_NO_FLOATS] if name.endswith(("pong", "breakout")) else [])
-        for name in preset_names()
-    ],
-)
+@pytest.mark.parametrize("name", preset_names())
 def test_shipped_presets_are_complete(name: str) -> None:
     """Nothing has to be looked at: with what a preset says, its policy can be built."""
     config = load_config(PRESETS / f"{name}.yaml", environ={})

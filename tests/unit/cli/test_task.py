@@ -43,11 +43,6 @@ OBSERVATIONS: dict[str, Space] = {
     # Too small for a CNN.
     "board": spaces.Box(0, 255, (8, 8), np.uint8),
 }
-_NO_FLOATS = pytest.mark.xfail(
-    strict=True,
-    raises=UserError,
-    reason="the profile normalises observations, which is refused where none is of floats",
-)
 
 
 def seen_of(observation: str, action: str, num_slots: int = 1) -> Seen:
@@ -55,19 +50,9 @@ def seen_of(observation: str, action: str, num_slots: int = 1) -> Seen:
     return Seen({"policy": spec}, {"policy": num_slots})
 
 
-def pairs() -> list[Any]:
-    cases = []
-    for name, profile in PROFILES.items():
-        for observation in OBSERVATIONS:
-            no_floats = observation in ("category", "image", "board")
-            is_normalised = profile.values["policy"].get("normalise_observations", False)
-            for action, (_, _, takers) in ACTIONS.items():
-                marks = [_NO_FLOATS] if name in takers and no_floats and is_normalised else []
-                cases.append(pytest.param(name, observation, action, marks=marks))
-    return cases
-
-
-@pytest.mark.parametrize(("name", "observation", "action"), pairs())
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("observation", OBSERVATIONS)
+@pytest.mark.parametrize("action", ACTIONS)
 def test_what_fits_can_be_built_and_the_rest_is_refused(name: str, observation: str, action: str) -> None:
     seen, takers = seen_of(observation, action), ACTIONS[action][2]
     if name in takers:

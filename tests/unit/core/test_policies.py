@@ -82,7 +82,9 @@ def test_each_learner_of_a_synchronous_run_has_a_copy_of_every_policys_table() -
         assert [place.dir for place in places] == [place.dir for place in policy_places(config)]
 
 
-@pytest.mark.parametrize("overrides", [["launch.learners=2"], ["algorithm.name=ppo"]])
+@pytest.mark.parametrize(
+    "overrides", [["algorithm.name=impala", "launch.learners=2"], ["algorithm.name=ppo"]]
+)
 def test_learners_share_a_table_unless_actors_wait_for_them(overrides: list[str]) -> None:
     config = config_of(*overrides)
     assert list(replay_tables(config)) == ["train"]
