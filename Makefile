@@ -18,7 +18,7 @@ BY_TEST := --numprocesses $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay metrics-doc config-doc dashboards tools deploy wheelhouse test-docker clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay bench-learn metrics-doc config-doc dashboards tools deploy wheelhouse test-docker clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -105,6 +105,9 @@ bench: setup-all ## Print the performance figures, with the machine
 
 bench-replay: setup-all ## Print the figures of the replay, with Reverb beside it where that installs
 	$(BIN)/python -m benchmarks.replay $(BENCH_ARGS)
+
+bench-learn: setup-all ## Train the rows of docs/results/learning.md with defaults; days, resumable, BENCH_ARGS="--only acrobot-v1"
+	$(BIN)/python -m benchmarks.learn $(BENCH_ARGS)
 
 metrics-doc: setup ## Rewrite the tables of docs/metrics.md from the code
 	$(BIN)/python scripts/metrics_doc.py

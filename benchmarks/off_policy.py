@@ -19,15 +19,12 @@ from pathlib import Path
 from benchmarks.compute_limit import KEEP_MEMORY
 from benchmarks.console import print_table, verdict
 from benchmarks.local_run import flags, measure_train
-from benchmarks.peer_venv import PeerMissingError, install
+from benchmarks.peer_venv import PeerMissingError, install_sb3
 from benchmarks.usage import Window
 
 SHARE_TARGET, SB3_TARGET = 0.8, 1.3
 STEPS = "shoal_learner_steps_total"
 SIDE = Path(__file__).with_name("sb3_side.py")
-CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
-# torch first: whatever depends on it then takes the one that is there.
-SB3 = (("torch==2.13.0",), ("stable-baselines3==2.9.2", "gymnasium[mujoco]"))
 
 
 @dataclass(frozen=True)
@@ -72,9 +69,7 @@ class Round:
 def measure(settings: Settings, directory: Path) -> dict[str, list[Round]]:
     """Print P12, with both ratios; return the rounds of each algorithm."""
     try:
-        given = [("--constraint", str(CONSTRAINTS), *requirements) for requirements in SB3]
-        venv = settings.cache.resolve() / "sb3-venv"
-        sb3: str | None = install("Stable-Baselines3", venv, sys.executable, given, "stable_baselines3")
+        sb3: str | None = install_sb3(settings.cache)
         missing = ""
     except PeerMissingError as error:
         sb3, missing = None, f"without Stable-Baselines3: {error}"

@@ -6,12 +6,24 @@ Nothing of them becomes a dependency of shoal, and what they need cannot collide
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+CONSTRAINTS = Path(__file__).parents[1] / "constraints.txt"
+# torch first: whatever depends on it then takes the one that is there.
+SB3 = (("torch==2.13.0",), ("stable-baselines3==2.9.2", "gymnasium[mujoco]"))
 
 
 class PeerMissingError(Exception):
     """Why a system cannot run here, in one line."""
+
+
+def install_sb3(cache: Path) -> str:
+    """The interpreter that has Stable-Baselines3."""
+    given = [("--constraint", str(CONSTRAINTS), *requirements) for requirements in SB3]
+    venv = cache.resolve() / "sb3-venv"
+    return install("Stable-Baselines3", venv, sys.executable, given, "stable_baselines3")
 
 
 def install(name: str, venv: Path, base: str, requirements: Sequence[Sequence[str]], module: str) -> str:

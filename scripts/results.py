@@ -22,17 +22,6 @@ from page_tables import ROOT, renewed
 RESULTS = ROOT / "docs" / "results"
 BEGIN = "<!-- table: made by scripts/results.py -->"
 END = "<!-- end of the table -->"
-COLOURS = ("#2a6fdb", "#d9730d", "#2e9d5b", "#b8336a", "#6a4fc9", "#8a6d3b", "#5a6b7b")
-STYLE = (
-    "text { font: 12.5px system-ui, sans-serif; fill: #667; } .grid { stroke: #dde; }"
-    " .target { stroke: #889; stroke-dasharray: 5 4; }"
-    " .middle { text-anchor: middle; } .end { text-anchor: end; }"
-    " .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }"
-    + "".join(
-        f" .curve.series-{n} {{ stroke: {c}; }} .fill.series-{n} {{ fill: {c}; }}"
-        for n, c in enumerate(COLOURS)
-    )
-)
 
 
 def main() -> int:
@@ -56,6 +45,7 @@ def main() -> int:
 def _record(arguments: argparse.Namespace) -> None:
     # In here, so that the table can be made without the project's dependencies.
     sys.path.insert(0, str(ROOT))
+    from benchmarks.chart_file import standalone
     from benchmarks.machine import describe_machine
     from shoal.cli.charts import Axis, Line, line_chart
     from shoal.cli.history import read_history
@@ -99,19 +89,6 @@ def _record(arguments: argparse.Namespace) -> None:
         lines, Axis("environment steps", from_zero=True), Axis("mean return"), target=arguments.target
     )
     _write(arguments.results / f"{arguments.name}.svg", standalone(chart, [line.label for line in lines]))
-
-
-def standalone(chart: str, labels: Sequence[str]) -> str:
-    """A chart of the report as a file of its own: with its style, and its legend inside the picture."""
-    svg, _, _ = chart.partition("</svg>")
-    keys = ""
-    for n, label in enumerate(labels):
-        colour = COLOURS[n % len(COLOURS)]
-        keys += f'<text x="500" y="{150 + 16 * n}" class="end" style="fill: {colour}">{label}</text>'
-    opening = svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" width="780" ', 1)
-    head, bracket, rest = opening.partition(">")
-    paper = f'<style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>'
-    return f"{head}{bracket}{paper}{rest}{keys}</svg>\n"
 
 
 def with_table(page: str, results: Path) -> str:
