@@ -35,8 +35,8 @@ from shoal.checkpoint import (
     step_of,
     sums_of,
 )
-from shoal.config.profiles import of_its_time
 from shoal.config.network import PolicySection
+from shoal.config.profiles import of_its_time
 from shoal.errors import CheckpointError, UserError
 from shoal.policy.scaling import input_scaling
 from shoal.records import EnvSpec

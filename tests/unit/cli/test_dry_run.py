@@ -53,7 +53,10 @@ def test_an_environment_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_an_algorithm_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said, values = shown(capsys, "Pendulum-v1", "--algo", "sac", "--set", "algorithm.discount=0.98")
-    assert said == "Pendulum-v1: observation float32[3] within -8..8 -> Box[1] within -2..2: sac (SAC, from a replay)"
+    assert (
+        said
+        == "Pendulum-v1: observation float32[3] within -8..8 -> Box[1] within -2..2: sac (SAC, from a replay)"
+    )
     assert values["algorithm.name"] == ("sac", "flag")
     assert values["replay.tables.train.discount"] == (0.98, "derived")
 

@@ -144,8 +144,8 @@ def with_config(config_yaml: str) -> Checkpoint:
 
 def test_the_policy_section_is_compared_by_value(tmp_path: Path) -> None:
     """However it is written down: left out is the default, a list is a tuple."""
-    default = Config().policy
-    with_config(to_yaml(Config())).check_policy(default, tmp_path)
+    with_config(to_yaml(Config())).check_policy(Config().policy, tmp_path)
+    default = PolicySection()
     with_config("policy: {}").check_policy(default, tmp_path)
     with_config("policy: {hidden_sizes: [64, 64.0]}").check_policy(default, tmp_path)
     with pytest.raises(CheckpointError) as caught:
