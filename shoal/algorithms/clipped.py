@@ -137,7 +137,7 @@ def step_factor(deviation: float, noise: float) -> float:
     its values at full speed, and forget. Adam takes no notice of the size of a loss, so it is the step that
     shrinks.
     """
-    return deviation / (deviation + noise) if deviation > 0 else 1.0
+    return deviation**2 / (deviation**2 + noise**2) if deviation > 0 else 1.0
 
 
 def clipped_loss(

@@ -186,8 +186,8 @@ class ClippedSection(ActorCriticSection):
         ge=0,
         le=1,
         description="Deviation of advantages that means nothing, as a part of the size of returns "
-        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d / (d + this): a policy "
-        "with nothing left to learn must not follow noise.",
+        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d^2 / (d^2 + this^2): a "
+        "policy with nothing left to learn must not follow noise.",
     )
 
     @property

@@ -44,7 +44,7 @@ PROFILE = Profile(
             "entropy_cost": 0.01,
             "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
-            "advantage_noise": 0.01,
+            "advantage_noise": 0.005,
         },
     },
     continuous={

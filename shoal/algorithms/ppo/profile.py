@@ -48,7 +48,8 @@ PROFILE = Profile(
     settings=PpoConfig,
     summary="synchronous PPO",
     actions=ANY_ACTION,
-    table=TableProfile(),
+    # Nothing is ever old in there: all wait for each other.
+    table=TableProfile(max_unrolls=16),
     values={
         # One group: while a batch is trained on, all environments wait anyway.
         "actor": {"envs": 16, "groups": 1, "unroll_length": 128},
@@ -61,7 +62,7 @@ PROFILE = Profile(
             "entropy_cost": 0.01,
             "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
-            "advantage_noise": 0.01,
+            "advantage_noise": 0.005,
             "recompute_advantages": True,
         },
     },

@@ -21,6 +21,7 @@ from shoal.algorithms.clipped import (
     RHO,
     ClippedAlgorithm,
     clipped_loss,
+    step_factor,
 )
 from shoal.algorithms.ppo.algorithm import Ppo
 from shoal.algorithms.ppo.profile import PpoConfig
@@ -305,3 +306,23 @@ def test_learners_normalise_and_stop_alike(recomputed: bool) -> None:
     assert len(parts) == 4
     # Sums of advantages once per batch, or once per epoch; of divergences after each part.
     assert asked == [3, 2, 2, *([3] if recomputed else []), 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("deviation", "noise", "factor"),
+    [(0.2, 0.005, 0.999), (0.005, 0.005, 0.5), (0.001, 0.005, 0.038), (0.2, 0.0, 1.0), (0.0, 0.005, 1.0)],
+)
+def test_steps_shrink_where_advantages_are_noise(deviation: float, noise: float, factor: float) -> None:
+    """A deviation of 0 is that of a batch in which nothing counts."""
+    assert step_factor(deviation, noise) == pytest.approx(factor, abs=1e-3)
+
+
+def test_the_step_of_a_batch_follows_its_advantages() -> None:
+    ppo = algorithm(normalise_advantages=True, advantage_noise=0.5)
+    batch = make_batch()
+    next(iter(ppo.passes(batch)))
+    advantage_TB = ppo.targets(batch)[ADVANTAGE]
+    weight_TB = batch.valid_TB * batch.weight_B
+    counted = advantage_TB[weight_TB > 0]
+    assert ppo.step_factor == pytest.approx(step_factor(float(counted.std(correction=0)), 0.5), rel=1e-4)
+    assert ppo.step_factor < 1.0
