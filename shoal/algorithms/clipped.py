@@ -20,6 +20,7 @@ from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.explained_variance import explained_variance
 from shoal.algorithms.settings import ClippedSection
+from shoal.algorithms.step_factor import step_factor
 from shoal.policy.distributions import Distribution
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import ACTION_MASK, LOG_PROB, ArraySpec
@@ -128,16 +129,6 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         sums: list[float] = self.sum_over_learners(torch.stack(self._divergence).sum(0)).tolist()
         divergence, weight = sums
         return divergence / max(weight, 1.0) > _KL_TOLERANCE * target_kl
-
-
-def step_factor(deviation: float, noise: float) -> float:
-    """How much of a step to take where advantages deviate by so much, and `noise` of it means nothing.
-
-    Normalising hides how small they are: a policy that has nothing left to learn would follow the errors of
-    its values at full speed, and forget. Adam takes no notice of the size of a loss, so it is the step that
-    shrinks.
-    """
-    return deviation**2 / (deviation**2 + noise**2) if deviation > 0 else 1.0
 
 
 def clipped_loss(

@@ -161,6 +161,14 @@ class ActorCriticSection(AlgorithmSection):
 
     value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
     entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
+    advantage_noise: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Deviation of advantages that means nothing, as a part of the size of returns "
+        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d^2 / (d^2 + this^2): a "
+        "policy with nothing left to learn must not follow noise.",
+    )
 
 
 class ClippedSection(ActorCriticSection):
@@ -181,14 +189,6 @@ class ClippedSection(ActorCriticSection):
         description="No more passes over a batch once the policy has moved 1.5 times this far (KL).",
     )
     normalise_advantages: bool = Field(True, description="Advantages of each batch get mean 0, deviation 1.")
-    advantage_noise: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Deviation of advantages that means nothing, as a part of the size of returns "
-        "(`normalise_returns`). Where d is what they deviate by, steps shrink to d^2 / (d^2 + this^2): a "
-        "policy with nothing left to learn must not follow noise.",
-    )
 
     @property
     def num_minibatches(self) -> int:

@@ -29,6 +29,8 @@ def probe(section: EnvSection) -> dict[str, Any]:
 
 
 def main() -> None:
+    # Modules of the user's in the working directory are found, after everything else.
+    sys.path.append("")
     section = EnvSection.model_validate_json(sys.stdin.read())
     try:
         answer: dict[str, Any] = {"policies": probe(section)}

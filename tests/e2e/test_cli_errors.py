@@ -86,7 +86,7 @@ def test_unwritable_run_directory(tmp_path: Path, root: str) -> None:
 
 
 def test_checkpoint_of_another_spec(tmp_path: Path) -> None:
-    small = ("--envs-per-actor", "8", "--set", "learner.batch_envs=4", "--run-dir", "run")
+    small = ("--algo", "impala", "--envs-per-actor", "8", "--set", "learner.batch_envs=4", "--run-dir", "run")
     with shoal("train", "CartPole-v1", "--steps", "500", *small, cwd=tmp_path) as run:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
     run_dir = RunDir(tmp_path / "run")

@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def config_of(kind: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        "algorithm": {"name": "impala"},
         "env": kind["env"],
         "policy": kind["policy"],
         "actor": kind.get("actor", {"envs": 16, "groups": 2, "unroll_length": 10}),

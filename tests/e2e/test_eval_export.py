@@ -77,6 +77,8 @@ print(total)
 def test_from_training_to_files_that_run_without_shoal(tmp_path: Path) -> None:
     (tmp_path / "wide.py").write_text(NETWORK)
     memory = ("--set", "policy.recurrent=gru", "--set", "policy.recurrent_size=16")
+    # Those who run the file show it the environment's observations and nothing else.
+    memory += ("--set", "policy.previous_inputs=false")
     memory += ("--set", "policy.network=wide:Wide", "--set", "policy.network_kwargs={num_features: 24}")
     # Single environments: a batch of CartPole's own starts its episodes otherwise.
     options = ("--steps", "6000", "--seed", "3", *memory, "--set", "env.vectorization=sync", *SMALL)

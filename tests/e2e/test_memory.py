@@ -27,7 +27,12 @@ def task(**policy: object) -> dict[str, object]:
         "actor": {"envs": NUM_ENVS, "groups": 2, "unroll_length": 12},
         "learner": {"batch_envs": 32},
         "policy": {"hidden_sizes": [32], "activation": "relu", **policy},
-        "algorithm": {"learning_rate": 0.005, "entropy_cost": 0.01},
+        "algorithm": {
+            "name": "impala",
+            "learning_rate": 0.005,
+            "learning_rate_schedule": "constant",
+            "entropy_cost": 0.01,
+        },
     }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from shoal.algorithms.algorithm import Algorithm, LossOutput
 from shoal.algorithms.batch import Batch
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.impala.profile import ImpalaConfig
+from shoal.algorithms.step_factor import step_factor
 from shoal.policy.network import ActorCritic, Policy
 from shoal.records import LOG_PROB, ArraySpec
 
@@ -19,6 +22,14 @@ class Impala(Algorithm[ActorCritic]):
         assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
         super().__init__(config, policy)
         self._config = config
+        self._deviation: Tensor | None = None
 
     def loss(self, batch: Batch) -> LossOutput:
-        return impala_loss(self.policy, batch, self._config)
+        output = impala_loss(self.policy, batch, self._config)
+        self._deviation = output.metrics["advantage_deviation"]
+        return output
+
+    def after_step(self) -> None:
+        # Of the next step: batches follow each other closely.
+        if self._config.advantage_noise and self._deviation is not None:
+            self.step_factor = step_factor(self._deviation.item(), self._config.advantage_noise)

@@ -53,10 +53,13 @@ def impala_loss(policy: ActorCritic, batch: Batch, config: ImpalaConfig) -> Loss
 
     loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
     with torch.no_grad():
+        mean = (targets.advantage_TB * weight_TB).sum() / num_valid
+        variance = ((targets.advantage_TB - mean).square() * weight_TB).sum() / num_valid
         metrics = {
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach(),
+            "advantage_deviation": variance.sqrt(),
             "mean_rho": (targets.rho_TB * weight_TB).sum() / num_valid,
             "explained_variance": explained_variance(error_TB.detach(), targets.vs_TB, weight_TB),
         }

@@ -36,6 +36,7 @@ PROFILE = Profile(
             "entropy_cost": 0.01,
             "max_grad_norm": 1.0,
             "normalise_returns": True,
+            "advantage_noise": 0.005,
         },
     },
     continuous={

@@ -21,10 +21,10 @@ from shoal.algorithms.clipped import (
     RHO,
     ClippedAlgorithm,
     clipped_loss,
-    step_factor,
 )
 from shoal.algorithms.ppo.algorithm import Ppo
 from shoal.algorithms.ppo.profile import PpoConfig
+from shoal.algorithms.step_factor import step_factor
 from tests.unit.algorithms.ends import AUTORESET
 from tests.unit.algorithms.table_policy import NUM_ENVS, NUM_STEPS, TablePolicy, make_batch, places_of
 

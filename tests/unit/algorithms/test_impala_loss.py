@@ -158,7 +158,14 @@ def test_environments_without_weight_do_not_count() -> None:
 def test_metrics_are_detached_scalars() -> None:
     policy = TablePolicy()
     output = impala_loss(policy, make_batch(), CONFIG)
-    assert set(output.metrics) == {"policy_loss", "value_loss", "entropy", "mean_rho", "explained_variance"}
+    assert set(output.metrics) == {
+        "policy_loss",
+        "value_loss",
+        "entropy",
+        "advantage_deviation",
+        "mean_rho",
+        "explained_variance",
+    }
     assert not any(tensor.requires_grad for tensor in output.metrics.values())
     assert all(tensor.ndim == 0 for tensor in output.metrics.values())
     assert 0.0 < output.metrics["mean_rho"].item() <= 1.0
