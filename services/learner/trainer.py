@@ -99,7 +99,7 @@ class Trainer:
         counts_TB = batch.valid_TB * batch.counts_B
         moments = None if normaliser is None else normaliser.moments(batch.observation, counts_TB)
         for part in self._passes(self._algorithm.conditioned(batch)):
-            outcomes.append(self._update(part, learning_rate_factor * self._algorithm.step_factor))
+            outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
                 self._algorithm.after_step()
         if normaliser is not None and moments is not None:
@@ -144,6 +144,7 @@ class Trainer:
         for group, norm in zip(groups, grad_norms, strict=True):
             if norm > self._max_grad_norm:
                 gradient[self._flat.groups[group]].mul_(self._max_grad_norm / norm)
+        learning_rate_factor *= self._algorithm.step_factor(output.metrics)
         # Where nothing counts there is nothing to learn, and Adam would still go on in its direction.
         if weight > 0:
             self._optimiser.step(groups, learning_rate_factor)

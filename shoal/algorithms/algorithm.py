@@ -67,8 +67,6 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
         self.policy = policy
         self.rewards = RewardConditioner(config)
         self.section: AlgorithmSection = config
-        # On the learning rate of the next step, besides schedule and scaling.
-        self.step_factor = 1.0
         # For what is of the whole batch and not of one learner's part of it: statistics, when to end the
         # passes. All learners call it in the same order; in place.
         self.sum_over_learners: Callable[[Tensor], Tensor] = lambda sums: sums
@@ -95,6 +93,10 @@ class Algorithm(nn.Module, ABC, Generic[PolicyT]):
 
     @abstractmethod
     def loss(self, batch: Batch) -> LossOutput: ...
+
+    def step_factor(self, metrics: dict[str, Tensor]) -> float:
+        """On the learning rate of one step, besides schedule and scaling; `metrics` are of all learners."""
+        return 1.0
 
     def after_step(self) -> None:
         """After each optimiser step: targets follow. No gradients are recorded here."""

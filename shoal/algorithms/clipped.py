@@ -55,6 +55,8 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
         super().__init__(config, policy)
         self._clipped = config
+        # Of all steps on the batch, from its advantages on all learners.
+        self._step_factor = 1.0
         # Divergence times weight, and weight, of the losses since the last step.
         self._divergence: list[Tensor] = []
 
@@ -100,9 +102,12 @@ class ClippedAlgorithm(Algorithm[ActorCritic]):
         if self._clipped.normalise_advantages:
             weight_TB = batch.valid_TB * batch.weight_B
             targets[ADVANTAGE], deviation = self._normalised(targets[ADVANTAGE], weight_TB)
-            self.step_factor = step_factor(deviation, self._clipped.advantage_noise)
+            self._step_factor = step_factor(deviation, self._clipped.advantage_noise)
         whole = replace(batch, targets=targets)
         return whole if self.policy.state else whole.as_single_steps()
+
+    def step_factor(self, metrics: dict[str, Tensor]) -> float:
+        return self._step_factor
 
     def _bounds(self, num_items: int) -> list[int]:
         num_parts = min(self._clipped.minibatches, num_items)

@@ -22,14 +22,10 @@ class Impala(Algorithm[ActorCritic]):
         assert isinstance(policy, ActorCritic), "the configuration names the kind that the algorithm trains"
         super().__init__(config, policy)
         self._config = config
-        self._deviation: Tensor | None = None
 
     def loss(self, batch: Batch) -> LossOutput:
-        output = impala_loss(self.policy, batch, self._config)
-        self._deviation = output.metrics["advantage_deviation"]
-        return output
+        return impala_loss(self.policy, batch, self._config)
 
-    def after_step(self) -> None:
-        # Of the next step: batches follow each other closely.
-        if self._config.advantage_noise and self._deviation is not None:
-            self.step_factor = step_factor(self._deviation.item(), self._config.advantage_noise)
+    def step_factor(self, metrics: dict[str, Tensor]) -> float:
+        noise = self._config.advantage_noise
+        return step_factor(metrics["advantage_deviation"].item(), noise) if noise else 1.0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.impala.algorithm import Impala
 from shoal.algorithms.impala.loss import impala_loss
 from shoal.algorithms.impala.profile import ImpalaConfig
 from shoal.algorithms.vtrace import vtrace
@@ -210,3 +211,25 @@ def test_what_the_policy_did_itself_is_on_policy(
     assert all(
         parameter.grad is not None and parameter.grad.isfinite().all() for parameter in policy.parameters()
     )
+
+
+def test_steps_shrink_with_what_advantages_of_all_learners_deviate_by() -> None:
+    """The metric is that of the plain loops' advantages; the factor is made of it alone, and so alike on all."""
+    policy, batch = TablePolicy(), make_batch()
+    impala = Impala(CONFIG.model_copy(update={"advantage_noise": 0.5}), policy)
+    output = impala.loss(batch)
+    targets = vtrace(
+        log_rho_TB=(policy.log_probs(batch.action_SB) - batch.behaviour["log_prob"])[:-1],
+        reward_TB=batch.reward_SB[:-1],
+        discount_TB=(~batch.terminated_SB[:-1]).float() * 0.9,
+        value_SB=policy.value.detach(),
+        valid_TB=batch.valid_TB,
+        rho_clip=1.0,
+        c_clip=1.0,
+        trace_lambda=1.0,
+    )
+    counted = targets.advantage_TB[batch.valid_TB > 0]
+    deviation = float(counted.std(correction=0))
+    assert output.metrics["advantage_deviation"].item() == pytest.approx(deviation, rel=1e-4)
+    assert impala.step_factor(output.metrics) == pytest.approx(deviation**2 / (deviation**2 + 0.25), rel=1e-4)
+    assert Impala(CONFIG, policy).step_factor(output.metrics) == 1.0

@@ -228,6 +228,7 @@ def test_the_learning_rate_falls_over_the_run_and_over_restarts(
         "learning_rate": 1e-2,
         "learning_rate_schedule": "linear",
         "learning_rate_scaling": "linear",
+        "advantage_noise": 0.0,
         "reference_batch": 2 * LENGTH * NUM_ENVS,
     }
     stop = {"steps": 4 * TRANSITIONS}
