@@ -214,7 +214,7 @@ def test_what_the_policy_did_itself_is_on_policy(
 
 
 def test_steps_shrink_with_what_advantages_of_all_learners_deviate_by() -> None:
-    """The metric is that of the advantages of V-trace; the factor is made of it alone, and so alike on all."""
+    """The factor is made of the metric alone, and so it is alike on all learners."""
     policy, batch = TablePolicy(), make_batch()
     impala = Impala(CONFIG.model_copy(update={"advantage_noise": 0.5}), policy)
     output = impala.loss(batch)
