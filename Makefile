@@ -18,7 +18,7 @@ BY_TEST := --numprocesses $(JOBS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e bench bench-replay bench-learn metrics-doc config-doc dashboards tools deploy wheelhouse test-docker clean
+.PHONY: help setup setup-all train test lint format type proto proto-check unit service chaos e2e e2e-long bench bench-replay bench-learn metrics-doc config-doc dashboards tools deploy wheelhouse test-docker clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,7 +89,10 @@ chaos: setup-all ## Tests that kill shards, damage their files and fill their di
 	$(PYTEST) -q --timeout=300 tests/chaos/test_pauses.py
 
 e2e: setup-all ## Tests of whole runs with real processes
-	$(PYTEST) -q --timeout=300 $(BY_TEST) tests/e2e
+	$(PYTEST) -q --timeout=300 $(BY_TEST) -m "not long" tests/e2e
+
+e2e-long: setup-all ## Tests of whole runs that `make test` has no time for
+	$(PYTEST) -q --timeout=600 $(BY_TEST) -m long tests/e2e
 
 test-docker: setup tools ## Build the images and run the compose project for real; installs and starts Docker if need be
 	scripts/with_docker.sh $(PYTEST) -q --timeout=900 tests/docker

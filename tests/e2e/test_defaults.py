@@ -30,6 +30,7 @@ def test_a_task_of_any_kind_is_learned(tmp_path: Path, task: str, score: float, 
     assert result["mean_return"] >= score > untrained
 
 
+@pytest.mark.long
 def test_what_was_seen_thirty_steps_ago_is_recalled(tmp_path: Path) -> None:
     """One flag makes the policy recurrent; without a memory it is 0.5 for good."""
     arguments = ("--set", "policy.recurrent=lstm", "--until-return", "0.9", "--steps", "300000")

@@ -55,6 +55,7 @@ def test_a_cue_is_remembered_with_an_lstm_and_not_without(tmp_path: Path) -> Non
     assert reached["feed_forward"]["mean_return"] < 0.5
 
 
+@pytest.mark.long
 def test_what_only_the_previous_action_and_reward_tell_is_learned(tmp_path: Path) -> None:
     """One arm of three pays, another one in each episode, and nothing shows which: by chance 3.3 of 10."""
     reached = {}
