@@ -34,7 +34,7 @@ def test_cartpole_is_learned_in_passes(tmp_path: Path, preset: str, budget: int)
     assert result["mean_return"] >= 475
 
 
-@pytest.mark.parametrize("preset", ["sac_pendulum", "td3_pendulum"])
+@pytest.mark.parametrize("preset", ["sac_pendulum", pytest.param("td3_pendulum", marks=pytest.mark.long)])
 def test_pendulum_is_learned_from_replay(tmp_path: Path, preset: str) -> None:
     """Continuous actions, sampled transitions; the budget is of environment steps."""
     result = trained(tmp_path, preset, "--until-return", "-200", "--steps", "30000")
