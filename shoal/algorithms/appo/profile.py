@@ -34,13 +34,13 @@ PROFILE = Profile(
     table=TableProfile(),
     values={
         # Two groups: one steps while the other waits for its actions.
-        "actor": {"envs": 32, "groups": 2, "unroll_length": 64},
+        "actor": {"envs": 64, "groups": 2, "unroll_length": 32},
         "policy": {"hidden_sizes": [64, 64], "activation": "tanh", "normalise_observations": True},
         "algorithm": {
             "learning_rate": 5e-4,
             "learning_rate_schedule": "linear",
-            "epochs": 4,
-            "minibatches": 8,
+            "epochs": 2,
+            "minibatches": 4,
             "entropy_cost": 0.01,
             "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
@@ -53,12 +53,10 @@ PROFILE = Profile(
     },
     # Unrolls are gone through step by step: many side by side, in few parts.
     recurrent={
-        "actor": {"envs": 64, "unroll_length": 32},
-        "algorithm": {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2},
+        "algorithm": {"learning_rate": 1e-3, "minibatches": 2},
     },
     images={
-        "actor": {"envs": 64, "unroll_length": 32},
         "policy": {"frame_stack": 4},
-        "algorithm": {"clip": 0.1, "epochs": 2, "minibatches": 4},
+        "algorithm": {"clip": 0.1},
     },
 )
