@@ -95,9 +95,10 @@ class Trainer:
         outcomes = []
         self._observe_rewards(batch)
         normaliser = self._algorithm.policy.normaliser
-        # Now, because updates wait for the device: afterwards nothing reads the batch any more.
-        counts_TB = batch.valid_TB * batch.counts_B
-        moments = None if normaliser is None else normaliser.moments(batch.observation, counts_TB)
+        moments = None
+        if normaliser is not None:
+            # Now, because updates wait for the device: afterwards nothing reads the batch any more.
+            moments = normaliser.moments(batch.observation, batch.valid_TB * batch.counts_B)
         for part in self._passes(self._algorithm.conditioned(batch)):
             outcomes.append(self._update(part, learning_rate_factor))
             with torch.no_grad():
@@ -154,9 +155,12 @@ class Trainer:
         return StepOutcome(loss, grad_norm, output.metrics, learning_rate, weight, output.priority_B)
 
     def weights(self) -> Arrays:
-        """A copy of the policy's weights by name, to publish. Raises NonFiniteError."""
-        arrays = self._arrays(self._algorithm.policy.state_dict(prefix=_POLICY))
-        return {name.removeprefix(_POLICY): array for name, array in arrays.items()}
+        """A copy of the weights that the policy acts with, by name, to publish. Raises NonFiniteError."""
+        policy = self._algorithm.policy
+        tensors = {
+            _POLICY + name: tensor for name, tensor in policy.state_dict().items() if policy.acts_with(name)
+        }
+        return {name.removeprefix(_POLICY): array for name, array in self._arrays(tensors).items()}
 
     def state(self) -> Arrays:
         """A copy of everything that training goes on from. Raises NonFiniteError."""

@@ -64,6 +64,10 @@ class Policy(nn.Module, ABC):
         self.normaliser = ObservationNormaliser(normalised) if normalised else None
         self.state: tuple[ArraySpec, ...] = (*self.trunk.state, *self.frames.state)
 
+    def acts_with(self, name: str) -> bool:
+        """Whether acting needs a weight: others are neither published nor exported."""
+        return name.partition(".")[0] not in self.only_for_training
+
     def initial_state(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:
         """[num_envs, ...] each, of environments that have shown nothing yet."""
         return {

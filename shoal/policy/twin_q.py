@@ -74,7 +74,10 @@ class StackedHead(StackedLinear):
     """Last layers: as `shoal.policy.mlp.Head`, in float32 whatever autocast says."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        with torch.autocast(inputs.device.type, enabled=False):
+        device = inputs.device.type
+        if not torch.is_autocast_enabled(device):
+            return super().forward(inputs)
+        with torch.autocast(device, enabled=False):
             return super().forward(inputs.to(torch.float32))
 
 

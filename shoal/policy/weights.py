@@ -34,9 +34,14 @@ def load_policy_bytes(policy: Policy, data: bytes) -> None:
 
 
 def load_policy_arrays(policy: Policy, found: Weights) -> None:
-    """As `load_policy_bytes`, from what is in memory already."""
+    """As `load_policy_bytes`, from what is in memory already.
+
+    Weights that only losses use may be missing, all of them or none: a learner does not publish them.
+    """
     wanted = policy.state_dict()
     found = stack_critics(wanted, found)
+    if all(map(policy.acts_with, found)):
+        wanted = {name: tensor for name, tensor in wanted.items() if policy.acts_with(name)}
     differences = describe_differences(wanted, found)
     if differences:
         raise UserError(

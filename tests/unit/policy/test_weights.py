@@ -45,14 +45,18 @@ def test_arrays_are_loaded_as_bytes_are() -> None:
 
 
 @pytest.mark.parametrize("kind", ["actor_critic", "q", "soft_actor_critic", "deterministic"])
-@pytest.mark.parametrize("recurrent", ["lstm", "gru"])
-def test_every_kind_acts_the_same_after_a_round_trip(kind: str, recurrent: str) -> None:
+@pytest.mark.parametrize("recurrent", ["none", "lstm", "gru"])
+@pytest.mark.parametrize("is_published", [False, True])
+def test_every_kind_acts_the_same_after_a_round_trip(kind: str, recurrent: str, is_published: bool) -> None:
     box = BoxAction((2,), (-1, -1), (1, 1))
     action = box if kind in ("soft_actor_critic", "deterministic") else DiscreteAction(3)
     spec = EnvSpec("Test-v0", (*OBSERVATION, ArraySpec("image", "uint8", (36, 36))), action)
     config = PolicySection.model_validate({"kind": kind, "recurrent": recurrent, "frame_stack": 2})
     source, target = build_policy(config, spec), build_policy(config, spec)
-    load_policy_bytes(target, save(source.state_dict()))
+    weights = source.state_dict()
+    if is_published:
+        weights = {name: tensor for name, tensor in weights.items() if source.acts_with(name)}
+    load_policy_bytes(target, save(weights))
 
     seen = {"observation": torch.randn(5, 4), "image": torch.randint(0, 256, (5, 36, 36), dtype=torch.uint8)}
     first, choice = torch.ones(5, dtype=torch.bool), Choice(greedy=torch.ones(5, dtype=torch.bool))
@@ -79,6 +83,12 @@ def test_another_shape_is_named_and_nothing_is_loaded() -> None:
     ):
         load_policy_bytes(policy, save(policy_of((16, 8)).state_dict()))
     assert all(torch.equal(before[name], tensor) for name, tensor in policy.state_dict().items())
+
+
+def test_some_of_what_only_losses_use_is_not_enough() -> None:
+    weights = {name: tensor for name, tensor in policy_of().state_dict().items() if name != "value_head.bias"}
+    with pytest.raises(UserError, match=r"value_head\.bias is missing"):
+        load_policy_bytes(policy_of(), save(weights))
 
 
 def test_missing_and_unknown_weights_are_named() -> None:
