@@ -36,6 +36,7 @@ from shoal.errors import (
     UnavailableError,
 )
 from shoal.metrics import Clock
+from shoal.policy.device import fitting_threads
 from shoal.policy.network import Policy, build_policy
 from shoal.records import DEFAULT_POLICY, Columns, EnvSpec, WeightsSnapshot
 
@@ -264,8 +265,9 @@ class Engine:
     # Model thread.
 
     def _run_model(self) -> None:
-        # Per thread: this is the one that computes.
-        torch.set_num_threads(self._num_threads)
+        # Set per thread: this is the one that computes.
+        num_threads = self._num_threads
+        torch.set_num_threads(num_threads)
         try:
             free_s = self._clock()
             while (requests := self._batcher.take()) is not None:
@@ -273,11 +275,20 @@ class Engine:
                 self._metrics.phases.add("idle", taken_s - free_s)
                 assert self._model is not None
                 loaded = self._model.weights.newest()
+                if not self._config.threads and num_threads != (fitting := self._fitting_threads(requests)):
+                    num_threads = fitting
+                    torch.set_num_threads(num_threads)
                 replies = self._model.runner.run(requests, loaded)
                 self._loop.call_soon_threadsafe(self._deliver, requests, replies, taken_s)
                 free_s = self._clock()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fitting_threads(self, requests: Sequence[Request]) -> int:
+        """As many as pay for this batch; after the first ones that hardly ever changes."""
+        assert self._model is not None
+        num_rows = sum(request.num_rows for request in requests)
+        return fitting_threads(self._num_threads, self._model.weights.products_per_row * num_rows)
 
     # Back on the event loop.
 

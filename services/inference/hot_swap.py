@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shoal.policy.device import products_per_row
 from shoal.policy.network import Policy
 from shoal.policy.weights import load_policy_bytes
 
@@ -38,6 +39,7 @@ class HotSwap:
         self.outputs = spare.outputs
         self.state = spare.state
         self.check_exploration = spare.check_exploration
+        self.products_per_row = products_per_row(spare)
         self._spares = [spare]
         self._in_use: LoadedPolicy | None = None
         self._offered: LoadedPolicy | None = None

@@ -29,6 +29,7 @@ from services.learner.publisher import WeightsPublisher
 from services.learner.result import STOPPED, RunResult, write_result
 from services.learner.resume import build_or_resume
 from services.learner.ring import BatchRing
+from services.learner.schedule import effective_batch
 from services.learner.sources import Source, make_source
 from services.learner.start import await_spec, begin_alike
 from services.learner.summaries import Curves, Several, Summaries
@@ -38,7 +39,8 @@ from shoal.config.policies import policy_seed, replay_tables
 from shoal.config.ranks import Ranks, batch_share
 from shoal.config.tables import SequenceTable, TransitionTable
 from shoal.errors import ConfigError
-from shoal.policy.device import cpu_threads, pick_device
+from shoal.policy.device import cpu_threads, fitting_threads, pick_device, products_per_row
+from shoal.policy.network import Policy
 from shoal.records import EnvSpec
 from shoal.wire import decode_sequence
 
@@ -137,13 +139,7 @@ class _Shared:
 async def _train_policy(shared: _Shared, parts: Parts, peers: Peers) -> RunResult | None:
     """None if the run ends before anybody has brought the policy's spec."""
     config, place = shared.config, parts.place
-    # Threads are set per thread: this is the one that computes.
-    pool = ThreadPoolExecutor(
-        1,
-        thread_name_prefix=f"train-{place.name}",
-        initializer=torch.set_num_threads,
-        initargs=(shared.num_threads,),
-    )
+    pool = ThreadPoolExecutor(1, thread_name_prefix=f"train-{place.name}")
     with pool, _named(parts):
         spec = await _spec(shared, parts, peers, pool)
         if spec is None:
@@ -209,8 +205,21 @@ async def _prepare(
     priorities = None
     if source.has_priorities:
         priorities = PriorityReturn(source.send_priorities, events)
+    # Set per thread: this is the one that computes.
+    num_threads = _training_threads(shared, resumed.algorithm.policy, layout.unroll_length)
+    await events.run_in_executor(pool, torch.set_num_threads, num_threads)
     loop = TrainingLoop(config, spec, resumed, ring, parts, summaries, priorities, peers=peers)
     return _Training(loop, prefetcher, parts.publisher, pool)
+
+
+def _training_threads(shared: _Shared, policy: Policy, length: int) -> int:
+    """As `learner.threads` says; 0: as many as pay for the operations of one optimiser step."""
+    if shared.config.learner.threads:
+        return shared.num_threads
+    batch = effective_batch(shared.config, length)
+    # A memory is gone through step by step.
+    num_rows = batch.num_steps if policy.trunk.core is None else batch.num_envs // batch.num_parts
+    return fitting_threads(shared.num_threads, products_per_row(policy) * num_rows / shared.ranks.size)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class LearnerSection(Section):
         ge=0,
         le=1024,
         description="CPU threads per training; 0: for all policies half of the CPUs, or all of them if the "
-        "algorithm replays or is synchronous.",
+        "algorithm replays or is synchronous; one for updates too small to share.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Of losses (autocast); weights, gradients and Adam stay in float32."

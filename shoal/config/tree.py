@@ -176,7 +176,7 @@ class InferenceSection(Section):
         ge=0,
         le=1024,
         description="CPU threads of the model; 0: half of the CPUs, or all of them if the algorithm is "
-        "synchronous.",
+        "synchronous; one for passes too small to share.",
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Of the forward pass (autocast); weights stay in float32."

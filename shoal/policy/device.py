@@ -1,11 +1,18 @@
-"""Where a network runs: the `device` and `threads` settings of a service, settled before it is built."""
+"""Where a network runs: the `device` and `threads` settings of a service."""
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from shoal.cpus import num_cpus
 from shoal.errors import UserError
+
+# Multiplications of a forward pass from which on two threads beat one (services/learner/README.md).
+_WORTH_SHARING = 1 << 23
 
 
 def pick_device(name: str, setting: str) -> torch.device:
@@ -32,3 +39,18 @@ def cpu_threads(setting: int, part: float, share: int = 1) -> int:
     The part is divided among `share` threads that compute side by side; each gets at least one.
     """
     return setting or max(1, int(num_cpus() * part) // share)
+
+
+def products_per_row(network: nn.Module) -> float:
+    """Multiplications of a forward pass: one per weight of a dense layer; infinite with convolutions."""
+    if any(isinstance(module, _ConvNd) for module in network.modules()):
+        return math.inf
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def fitting_threads(most: int, products: float) -> int:
+    """How many of `most` threads pay for a pass with so many multiplications: all of them or one.
+
+    Threads that share small operations wait for each other longer than they compute.
+    """
+    return most if products >= _WORTH_SHARING else 1

@@ -12,7 +12,7 @@ from shoal.algorithms.ppo.profile import PpoConfig
 from shoal.algorithms.sac.profile import SacConfig
 from shoal.algorithms.settings import AlgorithmSection
 from shoal.errors import UserError
-from shoal.policy.device import cpu_threads, pick_device
+from shoal.policy.device import cpu_threads, fitting_threads, pick_device, products_per_row
 
 
 def test_auto_is_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,3 +74,17 @@ def test_threads_are_a_part_of_the_cpus_that_we_may_use_unless_set(
 )
 def test_who_computes_alone_has_all_cpus(section: AlgorithmSection, learner: float, inference: float) -> None:
     assert (section.learner_cpus, section.inference_cpus) == (learner, inference)
+
+
+@pytest.mark.parametrize(
+    ("network", "num_rows", "expected"),
+    [
+        # Of PPO and of SAC with their defaults.
+        (torch.nn.Linear(64, 64), 256, 1),
+        (torch.nn.Linear(256, 256), 256, 8),
+        (torch.nn.Linear(256, 256), 8, 1),
+        (torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3), torch.nn.Linear(4, 4)), 1, 8),
+    ],
+)
+def test_small_passes_are_not_shared(network: torch.nn.Module, num_rows: int, expected: int) -> None:
+    assert fitting_threads(8, products_per_row(network) * num_rows) == expected
