@@ -51,14 +51,16 @@ PROFILE = Profile(
     # Nothing is ever old in there: all wait for each other.
     table=TableProfile(max_unrolls=16),
     values={
-        # One group: while a batch is trained on, all environments wait anyway.
-        "actor": {"envs": 16, "groups": 1, "unroll_length": 128},
+        # One group: while a batch is trained on, all environments wait anyway. Many environments and short
+        # unrolls: a message costs the same whatever it holds, and consecutive steps are much alike.
+        "actor": {"envs": 64, "groups": 1, "unroll_length": 32},
         "policy": {"hidden_sizes": [64, 64], "activation": "tanh", "normalise_observations": True},
         "algorithm": {
-            "learning_rate": 3e-4,
+            "learning_rate": 6e-4,
             "learning_rate_schedule": "linear",
+            "gae_lambda": 0.98,
             "epochs": 10,
-            "minibatches": 32,
+            "minibatches": 8,
             "entropy_cost": 0.01,
             "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
@@ -72,7 +74,6 @@ PROFILE = Profile(
     },
     # Unrolls are gone through step by step: many side by side, in few parts.
     recurrent={
-        "actor": {"envs": 64, "unroll_length": 32},
         "algorithm": {"learning_rate": 1e-3, "epochs": 4, "minibatches": 4, "recompute_advantages": False},
     },
     images={
@@ -80,6 +81,7 @@ PROFILE = Profile(
         "policy": {"frame_stack": 4},
         "algorithm": {
             "learning_rate": 5e-4,
+            "gae_lambda": 0.95,
             "clip": 0.1,
             "epochs": 3,
             "minibatches": 8,

@@ -78,7 +78,7 @@ def test_every_value_is_there_with_its_own(name: str, has_images: bool | None) -
 
 def test_what_follows_from_a_profile_is_derived_until_it_is_set() -> None:
     layers = load_layers(None, ["launch.actors=2"], {})
-    assert origins(layers)["learner.batch_envs"] == (32, "derived")
+    assert origins(layers)["learner.batch_envs"] == (128, "derived")
     layers = load_layers(None, ["launch.actors=2", "learner.batch_envs=64"], {})
     assert origins(layers)["learner.batch_envs"] == (64, "flag")
 

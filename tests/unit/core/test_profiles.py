@@ -113,9 +113,8 @@ def test_layers_differ_where_they_should() -> None:
 def test_a_batch_is_what_all_or_one_group_hands_over(name: str, actors: int, envs: int, groups: int) -> None:
     profile = PROFILES[name]
     config = config_of(name, f"actor={{envs: {envs}, groups: {groups}}}", f"launch.actors={actors}")
-    if "learner" in profile.values:
-        expected = profile.values["learner"]["batch_envs"]
-    else:
+    expected = profile.values.get("learner", {}).get("batch_envs")
+    if expected is None:
         expected = actors * envs if profile.is_synchronous else envs // groups
     assert config.learner.batch_envs == expected
     check_launched(config)
