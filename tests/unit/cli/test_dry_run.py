@@ -47,7 +47,7 @@ def test_an_environment_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
     assert values["run.seed"] == (7, "flag")
     # Because actions are real numbers.
     assert values["policy.initial_log_std"] == (-0.5, "profile ppo")
-    assert values["learner.batch_envs"] == (16, "derived")
+    assert values["learner.batch_envs"] == (64, "derived")
     assert values["learner.keep_checkpoints"][1] == "default"
 
 
