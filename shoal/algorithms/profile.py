@@ -66,11 +66,6 @@ class Profile:
         name: str = self.settings.model_fields["name"].default
         return name
 
-    @property
-    def is_synchronous(self) -> bool:
-        """Whether actors wait for the newest version, unless the user asks for something else."""
-        return "synchronous" in self.settings.model_fields
-
     def tree(self, task: Task | None, is_recurrent: bool = False) -> Tree:
         """All values for a task; without one, those for vectors and discrete actions."""
         layers = [self.values]

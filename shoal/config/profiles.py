@@ -97,10 +97,11 @@ def _policy(policy: Tree, profile: Profile) -> Tree:
 
 
 def _usual_batch(merged: Tree, numbers: _Numbers) -> int:
-    """Synchronous: one unroll of every environment. Else what one group of an actor hands over at a time."""
-    settings = merged["algorithm"]
-    is_synchronous = PROFILES[settings["name"]].is_synchronous and settings.get("synchronous", True)
-    if is_synchronous:
+    """What one group of an actor hands over at a time; with several passes over a batch, one unroll of all.
+
+    Every pass makes what waits to be trained on older: the fewer batches wait, the better.
+    """
+    if "epochs" in PROFILES[merged["algorithm"]["name"]].settings.model_fields:
         return numbers.actors * numbers.envs
     return max(1, numbers.envs // numbers.groups)
 

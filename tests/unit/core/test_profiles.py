@@ -115,17 +115,18 @@ def test_a_batch_is_what_all_or_one_group_hands_over(name: str, actors: int, env
     config = config_of(name, f"actor={{envs: {envs}, groups: {groups}}}", f"launch.actors={actors}")
     expected = profile.values.get("learner", {}).get("batch_envs")
     if expected is None:
-        expected = actors * envs if profile.is_synchronous else envs // groups
+        expected = actors * envs if name in ("ppo", "appo") else envs // groups
     assert config.learner.batch_envs == expected
     check_launched(config)
 
 
-def test_a_synchronous_batch_follows_agents_and_what_the_user_makes_of_it() -> None:
+def test_a_batch_of_all_follows_agents_and_what_the_user_makes_of_it() -> None:
     tree = {"actor": {"envs": 4, "groups": 2}, "launch": {"actors": 3}}
     assert for_task("ppo", Task("discrete"), **tree).learner.batch_envs == 12
     assert for_task("ppo", Task("discrete", num_agents=5), **tree).learner.batch_envs == 60
     free = tree | {"algorithm": {"synchronous": False}}
-    assert for_task("ppo", Task("discrete"), **free).learner.batch_envs == 2
+    assert for_task("ppo", Task("discrete"), **free).learner.batch_envs == 12
+    assert for_task("impala", Task("discrete"), **tree).learner.batch_envs == 2
     assert config_of("ppo", "learner.batch_envs=48").learner.batch_envs == 48
 
 
