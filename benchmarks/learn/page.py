@@ -31,6 +31,7 @@ HEADER = (
     "wall-clock to it",
     "lowest after",
     "final score",
+    "greedy",
     "after",
     "published",
     "SB3 here",
@@ -74,9 +75,9 @@ def _asked(task: Task) -> str:
 
 
 def _figures(task: Task, runs: Sequence[Record]) -> list[str]:
-    """Seeds, steps, wall-clock, lowest, final score, steps of a run."""
+    """Seeds, steps, wall-clock, lowest, final score, greedy score, steps of a run."""
     if not runs:
-        return [""] * 6
+        return [""] * 7
     lowest = [run["lowest_after"] for run in runs if run["lowest_after"] is not None]
     steps = _to_score([run["steps_to_score"] for run in runs], lambda steps: f"{steps:,.0f}")
     seconds = _to_score([run["seconds_to_score"] for run in runs], duration)
@@ -84,7 +85,8 @@ def _figures(task: Task, runs: Sequence[Record]) -> list[str]:
         str(len(runs)),
         *([steps, seconds] if task.score is not None else ["", ""]),
         number(min(lowest)) if lowest else "",
-        _final(runs),
+        _mean([run["final"] for run in runs]),
+        _mean([run["greedy"] for run in runs if run.get("greedy") is not None]),
         f"{statistics.median(run['env_steps'] for run in runs):,.0f} steps",
     ]
 
@@ -96,11 +98,13 @@ def _to_score(values: Sequence[float | None], shown: Callable[[float], str]) -> 
     return f"{shown(middle) if math.isfinite(middle) else '-'} ({reached} of {len(values)})"
 
 
-def _final(runs: Sequence[Record]) -> str:
-    finals = [run["final"] for run in runs]
-    text = number(interquartile_mean(finals))
-    if len(finals) > 1:
-        low, high = bootstrap_interval(finals)
+def _mean(scores: Sequence[float]) -> str:
+    """The interquartile mean over seeds and its interval."""
+    if not scores:
+        return ""
+    text = number(interquartile_mean(scores))
+    if len(scores) > 1:
+        low, high = bootstrap_interval(scores)
         text += f" [{number(low)}, {number(high)}]"
     return text
 
@@ -113,7 +117,7 @@ def _sb3(task: Task, record: Record) -> str:
     runs = runs_of(record, SB3)
     if not runs:
         return ""
-    _, steps, seconds, _, final, after = _figures(task, runs)
+    _, steps, seconds, _, final, _, after = _figures(task, runs)
     to_score = f"{steps} steps, {seconds}; " if steps else ""
     return f"{runs[0]['algorithm'].upper()}: {to_score}{final} after {after}"
 

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from benchmarks.learn.runs import SHOAL, Run
-from benchmarks.learn.scores import Point, read_points, score_of
+from benchmarks.learn.scores import Point, greedy_score, read_points, score_of
 from benchmarks.learn.tasks import Task
 from benchmarks.machine import describe_machine
 from shoal.cli.files import write_whole
@@ -60,9 +60,8 @@ def _run_record(run: Run) -> Record:
     points = read_points(run.root)
     result = RunDir(run.root).read_result()
     score = score_of(points, run.task.score, run.task.held_from)
-    rounded = {
-        key: round(value, 3) if isinstance(value, float) else value for key, value in asdict(score).items()
-    }
+    figures = asdict(score) | {"greedy": greedy_score(run.root)}
+    rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in figures.items()}
     return {
         "system": run.system,
         "seed": run.seed,

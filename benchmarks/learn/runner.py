@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.learn.progress import Progress
 from benchmarks.learn.runs import Run, State, Trainer
-from benchmarks.learn.scores import read_points
+from benchmarks.learn.scores import greedy_score, read_points
 from shoal.cli.charts import duration
 from shoal.cli.history import Sample, read_history
 from shoal.cli.run_dir import RunDir
@@ -56,10 +56,12 @@ class Runner:
             state = run.state()
             if state is State.FINISHED:
                 print(f"{position} {run.label}: finished before", flush=True)
+                self._evaluate(run)
                 self._done(run)
                 continue
             reason = self._run(position, run, state, runs[number:])
             if reason is None:
+                self._evaluate(run)
                 self._done(run)
                 print(f"{position} {run.label}: {_reached(run)}", flush=True)
             else:
@@ -81,6 +83,15 @@ class Runner:
         if run.state() is State.FINISHED and read_points(run.root):
             return None
         return f"exit code {code}: {_last_words(run)} (log: {run.log})"
+
+    def _evaluate(self, run: Run) -> None:
+        """Once. A run that cannot be evaluated is still a run: its cell stays empty, the log says why."""
+        command = self._trainers[run.system].evaluation(run)
+        if command is None or greedy_score(run.root) is not None:
+            return
+        with run.log.open("ab") as log:
+            if subprocess.run(command, stdout=log, stderr=log, check=False).returncode:
+                print(f"{run.label}: not evaluated (log: {run.log})", flush=True)
 
     def _execute(self, position: str, run: Run, state: State, waiting: Sequence[Run]) -> int:
         run.root.parent.mkdir(parents=True, exist_ok=True)

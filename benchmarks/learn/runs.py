@@ -66,6 +66,10 @@ class Trainer(Protocol):
 
     def command(self, run: Run, state: State) -> list[str]: ...
 
+    def evaluation(self, run: Run) -> list[str] | None:
+        """Plays with what a finished run has learned, without exploring; None if this system cannot."""
+        ...
+
 
 @dataclass(frozen=True)
 class ShoalTrain:
@@ -78,6 +82,9 @@ class ShoalTrain:
         if state is not State.RESUMABLE:
             what = [*run.task.arguments, "--seed", str(run.seed), "--run-dir", str(run.root)]
         return [*self.program, "train", *what, "--steps", str(run.steps), "--plain"]
+
+    def evaluation(self, run: Run) -> list[str] | None:
+        return [*self.program, "eval", str(run.root)]
 
 
 def planned(tasks: Iterable[Task], seeds: int, directory: Path, *, max_steps: int | None = None) -> list[Run]:

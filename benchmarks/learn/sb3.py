@@ -22,3 +22,6 @@ class Sb3Train:
         kwargs = json.dumps(dict(run.task.kwargs))
         words = [run.task.sb3.algo, run.task.env, kwargs, str(run.steps), str(run.seed), str(run.root)]
         return [self.python, str(SIDE), *words]
+
+    def evaluation(self, run: Run) -> list[str] | None:
+        return None

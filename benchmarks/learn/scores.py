@@ -1,11 +1,13 @@
 """What one run reached: steps and seconds to the score, whether it held, and where it ended.
 
-Read from `history.jsonl` and `result.json` of its run directory; the Stable-Baselines3 side writes the same
-two files.
+Read from `history.jsonl` and `result.json` of its run directory, which the Stable-Baselines3 side writes too,
+and from what `shoal eval` leaves there.
 """
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,3 +59,14 @@ def score_of(points: Sequence[Point], asked: float | None, held_from: int = 0) -
         return Score(None, None, None, final)
     after = [point.mean for point in points[first:] if point.steps >= held_from]
     return Score(points[first].steps, points[first].seconds, min(after, default=None), final)
+
+
+def greedy_score(root: Path) -> float | None:
+    """The mean return of the greedy evaluation that was made after the run had ended; None without one."""
+    ended = RunDir(root).result.stat().st_mtime
+    for path in root.glob("eval-*.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["greedy"] and path.stat().st_mtime >= ended:
+            (scores,) = found["policies"].values()
+            return statistics.mean(scores["returns"])
+    return None

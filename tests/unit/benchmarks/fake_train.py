@@ -1,6 +1,7 @@
 """Stands in for `shoal train` where the benchmark is tested: leaves the files of a run without training.
 
-`python fake_train.py MODE train ...`, where MODE is `finish`, `fail`, or `wait` (for SIGINT).
+`python fake_train.py MODE train ...`, where MODE is `finish`, `fail`, or `wait` (for SIGINT), and in any mode
+`python fake_train.py MODE eval RUN`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from types import FrameType
 
 
 def main() -> int:
-    mode, _, *arguments = sys.argv[1:]
+    mode, command, *arguments = sys.argv[1:]
+    if command == "eval":
+        scores = {"greedy": True, "policies": {"policy": {"returns": [490.0, 500.0]}}}
+        (Path(arguments[0]) / "eval-000001-step-10.json").write_text(json.dumps(scores))
+        return 0
     if mode == "fail":
         print("error: it is broken")
         return 2

@@ -30,7 +30,14 @@ ROW = Task(
 EMPTY = Task(env="Hopper-v5", steps=1000)
 
 
-def finished(root: Path, seed: int, means: list[float], system: str = "shoal", task: Task = ROW) -> Run:
+def finished(
+    root: Path,
+    seed: int,
+    means: list[float],
+    system: str = "shoal",
+    task: Task = ROW,
+    greedy: list[float] | None = None,
+) -> Run:
     """A run whose means were looked at every 1000 steps, which took two seconds."""
     root = root / f"{system}-{seed}"
     root.mkdir(parents=True)
@@ -42,6 +49,9 @@ def finished(root: Path, seed: int, means: list[float], system: str = "shoal", t
     own = {"algorithm": "ppo", "version": "9.9"} if system == "sb3" else {}
     (root / "result.json").write_text(json.dumps({**result, **own}))
     (root / "config.yaml").write_text("algorithm: {name: ppo}\n")
+    if greedy is not None:
+        evaluation = {"greedy": True, "policies": {"policy": {"returns": greedy}}}
+        (root / "eval-000001-step-10.json").write_text(json.dumps(evaluation))
     return Run(task, seed, system, task.steps, root)
 
 
@@ -51,7 +61,7 @@ def results(tmp_path: Path) -> Path:
     results = tmp_path / "learning"
     for run in (
         finished(tmp_path, 3, [20.0, 30.0, 40.0, 50.0]),
-        finished(tmp_path, 1, [20.0, 480.0, 450.0, 500.0]),
+        finished(tmp_path, 1, [20.0, 480.0, 450.0, 500.0], greedy=[498.0, 500.0]),
         finished(tmp_path, 2, [476.0, 490.0, 470.0, 490.0]),
         finished(tmp_path, 1, [100.0, 475.0], "sb3"),
     ):
@@ -76,6 +86,7 @@ def test_a_row_of_figures(results: Path) -> None:
         "lowest after": "450.0",
         # Of three nothing is cut: (50 + 500 + 490) / 3; at worst one seed is drawn three times.
         "final score": "346.7 [50.0, 500.0]",
+        "greedy": "499.0",
         "after": "4,000 steps",
         "published": "490.04 ± 6.12 (CleanRL: PPO, CartPole-v1, 500 k)",
         "SB3 here": "PPO: 2,000 (1 of 1) steps, 4.0 s (1 of 1); 475.0 after 2,000 steps",
@@ -90,7 +101,7 @@ def test_a_row_that_has_not_been_run_is_empty(results: Path) -> None:
 def test_a_row_without_a_score_has_no_steps_to_it(tmp_path: Path) -> None:
     results = tmp_path / "learning"
     records.add_run(results, finished(tmp_path, 1, [20.0, 1234.5], task=EMPTY))
-    assert cells(EMPTY, results)[2:9] == ["", "1", "", "", "", "1,234", "2,000 steps"]
+    assert cells(EMPTY, results)[2:10] == ["", "1", "", "", "", "1,234", "", "2,000 steps"]
 
 
 def test_a_score_that_most_seeds_did_not_reach_has_no_median(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from benchmarks.learn import __main__ as learn
 from benchmarks.learn.progress import Pace, Progress
 from benchmarks.learn.runner import Failure, Runner
 from benchmarks.learn.runs import Run, ShoalTrain, State, planned
+from benchmarks.learn.scores import greedy_score
 from benchmarks.learn.tasks import Task
 from shoal.cli.history import Sample
 from shoal.cli.run_dir import RunDir
@@ -68,6 +69,7 @@ def test_a_finished_run_is_skipped_and_still_recorded(
     assert table.run("fail") == []
     assert len(table.calls) == 2
     assert table.done == [*table.runs, *table.runs]
+    assert [greedy_score(run.root) for run in table.runs] == [495.0, 495.0]
     assert "[1/2] cartpole-v1, seed 1: finished before" in capsys.readouterr().out
 
 
