@@ -33,7 +33,7 @@ PROFILE = Profile(
         "algorithm": {
             "learning_rate": 1e-3,
             "learning_rate_schedule": "linear",
-            "entropy_cost": 0.01,
+            "entropy_cost": 0.003,
             "max_grad_norm": 1.0,
             "normalise_returns": True,
             "advantage_noise": 0.005,
@@ -50,6 +50,6 @@ PROFILE = Profile(
     images={
         "actor": {"envs": 64},
         "policy": {"frame_stack": 4},
-        "algorithm": {"learning_rate": 5e-4, "max_grad_norm": 0.5},
+        "algorithm": {"learning_rate": 5e-4, "max_grad_norm": 0.5, "entropy_cost": 0.01},
     },
 )
