@@ -94,7 +94,7 @@ def _algorithm(run: Run, result: Record) -> str:
 
 
 def _commit() -> str:
-    """Of shoal; with `-dirty` behind it if files were changed since, the docs aside: the tables are there."""
+    """Shoal's commit, `-dirty` if files other than the docs, which hold the tables, have changed since."""
     commit = _git("describe", "--always").stdout.strip()
     if not commit:
         return "shoal of unknown commit"
