@@ -298,7 +298,8 @@ class TrainingLoop:
             note_guard_stop(self._dir, guard, self._metrics)
 
     def _result(self, reason: str) -> RunResult:
-        progress = self._progress
+        progress, newest = self._progress, self._progress.newest
+        is_short = 0 < newest.num < len(progress.episodes)
         has_learned = progress.has_learned(self._config.learner.guards.no_progress.standard_errors)
         verdict = ", has not learned" if has_learned is False and reason != "until_return" else ""
         log.info(
@@ -321,6 +322,8 @@ class TrainingLoop:
             guards=self._guards.fired,
             untrained_return=progress.untrained_return,
             untrained_episodes=progress.untrained.num,
+            newest_return=newest.mean if is_short else None,
+            newest_episodes=newest.num if is_short else 0,
             best_return=None if progress.best is None else progress.best.returns.mean,
             has_learned=has_learned,
         )

@@ -37,6 +37,10 @@ class RunResult:
     # Mean return of the episodes that began with the untrained policy, and how many they were.
     untrained_return: float | None = None
     untrained_episodes: int = 0
+    # Mean return of the newer half of the trained episodes, and how many they are, where the last 100 reach
+    # back beyond it.
+    newest_return: float | None = None
+    newest_episodes: int = 0
     # The highest mean return of 100 episodes.
     best_return: float | None = None
     # Whether the return is above the untrained policy's by more than chance; None: not known.

@@ -29,9 +29,12 @@ def not_learned(record: Mapping[str, Any]) -> list[str]:
 
 
 def compared(record: Mapping[str, Any]) -> str:
-    """Beside a return: ` (untrained 22.1)`, or nothing."""
-    untrained = record.get("untrained_return")
-    return "" if untrained is None else f" (untrained {untrained:,.1f})"
+    """Beside a return: ` (untrained 22.1)`; after few episodes ` (untrained 22.1, last 40 episodes 96.3)`."""
+    untrained, newest = record.get("untrained_return"), record.get("newest_return")
+    parts = [] if untrained is None else [f"untrained {untrained:,.1f}"]
+    if newest is not None:
+        parts.append(f"last {record['newest_episodes']} episodes {newest:,.1f}")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _not_learned(record: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

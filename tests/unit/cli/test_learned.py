@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.cli.history import Sample
-from shoal.cli.learned import not_learned, note_advice
+from shoal.cli.learned import compared, not_learned, note_advice
 from shoal.cli.report import build_report, report
 from shoal.cli.result import summary, write_result
 from shoal.cli.run_dir import RunDir
@@ -45,6 +45,19 @@ def test_a_run_that_has_not_learned_says_so_and_what_to_try() -> None:
 def test_a_short_run_may_just_be_short() -> None:
     (line,) = not_learned(advised(IDLE | {"env_steps": 100_000}))
     assert "after 100k steps, the untrained policy's was -497.2; train for longer, or try " in line
+
+
+def test_a_run_of_few_episodes_shows_the_newest() -> None:
+    record = IDLE | {
+        "has_learned": True,
+        "newest_return": -120.5,
+        "newest_episodes": 40,
+        "wall_clock_s": 60.0,
+    }
+    line = summary(record, RunDir(Path("runs/x")))[0]
+    assert line.startswith("return -491.0 (untrained -497.2, last 40 episodes -120.5), 786,432 ")
+    assert compared(record | {"untrained_return": None}) == " (last 40 episodes -120.5)"
+    assert compared({}) == ""
 
 
 def test_other_runs_do_not() -> None:

@@ -305,6 +305,15 @@ def test_a_return_that_is_above_it_raises_nothing(tmp_path: Path) -> None:
     assert fired(rig) == {}
     assert result.has_learned is True
     assert result.best_return == pytest.approx(44.5)
+    # Of 200 trained episodes the newer half are the last 100, whose mean return is known.
+    assert (result.newest_return, result.newest_episodes) == (None, 0)
+
+
+def test_a_run_of_few_episodes_says_what_the_newest_are_like(tmp_path: Path) -> None:
+    rig = guarded(tmp_path)
+    result = rig.run(returning(20.0, version=0), returning(30.0, version=1), returning(60.0, version=2))
+    assert result.mean_return == pytest.approx((24.5 + 34.5 + 64.5) / 3)
+    assert (result.newest_return, result.newest_episodes) == (64.5, 10)
 
 
 def test_the_baseline_outlives_the_learner(tmp_path: Path) -> None:
