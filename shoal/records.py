@@ -264,6 +264,11 @@ class Transitions:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def take(self, index: slice) -> Transitions:
+        """Some of the rows."""
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return Transitions(self.keys[index], self.masses[index], columns)
+
 
 @dataclass(frozen=True)
 class WeightsSnapshot:

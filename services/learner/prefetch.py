@@ -33,7 +33,7 @@ class ItemSource(Protocol):
     """Where data come from: a sampler over all shards."""
 
     async def next(self) -> Sequence[Item] | SampledBatch:
-        """What is decoded in one go: trajectories of any size, or all of a batch."""
+        """What is decoded in one go: trajectories of any size, or all of a batch or several."""
         ...
 
 
@@ -85,10 +85,12 @@ class Prefetcher:
                 trajectory = self._usable(item)
                 if trajectory is not None:
                     self._packer.add(trajectory)
-        elif sampled.transitions is None:
-            self._pack_sequences(sampled)
-        else:
-            self._pack_transitions(sampled, sampled.transitions)
+            return
+        for batch in sampled.parts(self._layout.batch_envs):
+            if batch.transitions is None:
+                self._pack_sequences(batch)
+            else:
+                self._pack_transitions(batch, batch.transitions)
 
     def _pack_sequences(self, sampled: SampledBatch) -> None:
         """Those that are usable make a batch, and the rest of it counts nothing."""

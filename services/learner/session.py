@@ -181,7 +181,6 @@ async def _prepare(
     # Not while it is held: another learner may be building another policy first.
     seed = policy_seed(config, parts.place.name)
     resumed = await events.run_in_executor(pool, begin_alike, peers, resumed, seed)
-    source.go_on_from(resumed.progress.env_steps)
     layout = BatchLayout(
         spec,
         resumed.algorithm.policy.state,
@@ -190,6 +189,7 @@ async def _prepare(
         batch_share(config, shared.ranks.rank, shared.ranks.size),
         transitions=isinstance(replay_tables(config)[parts.place.table], TransitionTable),
     )
+    source.go_on_from(resumed.progress.env_steps, layout.nbytes)
     # One is trained on while the others are filled or wait.
     ring = BatchRing(
         make_slots(layout, device, settings.prefetch_batches + 1), parts.metrics.outdated_steps.inc

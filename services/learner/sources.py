@@ -24,6 +24,10 @@ from shoal.config.tables import SampledTable
 from shoal.records import Item
 from shoal.rpc.addresses import Address, AddressBook
 
+# A message costs the same whatever it holds: small batches are drawn several at a time. Not where priorities
+# change with every batch.
+_DRAW_BYTES, _MAX_BATCHES = 1 << 19, 8
+
 
 class Source(Protocol):
     """`start`, then `next` for ever, at the end `close`."""
@@ -33,8 +37,8 @@ class Source(Protocol):
 
     def start(self) -> None: ...
 
-    def go_on_from(self, env_steps: int) -> None:
-        """The run has made so many steps already."""
+    def go_on_from(self, env_steps: int, batch_bytes: int) -> None:
+        """The run has made so many steps already, and a batch is so large."""
         ...
 
     async def next(self) -> tuple[Item, ...] | SampledBatch:
@@ -84,7 +88,7 @@ class QueueSource:
     def start(self) -> None:
         self._sampler.start()
 
-    def go_on_from(self, env_steps: int) -> None:
+    def go_on_from(self, env_steps: int, batch_bytes: int) -> None:
         """Nothing of a queue depends on it."""
 
     async def next(self) -> tuple[Item, ...]:
@@ -98,7 +102,7 @@ class QueueSource:
 
 
 class BatchSource:
-    """As many items at a time as a batch holds, drawn over all shards as if they were one table."""
+    """As many items at a time as a batch or several hold, drawn over all shards as if they were one table."""
 
     def __init__(
         self,
@@ -117,8 +121,10 @@ class BatchSource:
     def start(self) -> None:
         self._sampler.start()
 
-    def go_on_from(self, env_steps: int) -> None:
+    def go_on_from(self, env_steps: int, batch_bytes: int) -> None:
         self._exponent.env_steps += env_steps
+        if not self.has_priorities:
+            self._sampler.batch_size *= min(max(_DRAW_BYTES // batch_bytes, 1), _MAX_BATCHES)
 
     async def next(self) -> SampledBatch:
         self._count()

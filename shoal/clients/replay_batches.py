@@ -78,7 +78,8 @@ class BatchSampler:
                 f"batch_size {batch_size} and prefetch_batches {prefetch_batches} must be at least 1"
             )
         self.stats = BatchStats()
-        self._batch_size = batch_size
+        # May be set at any time: for draws from then on.
+        self.batch_size = batch_size
         self._prefetch_batches = prefetch_batches
         self._beta = beta
         self._rng = rng
@@ -121,7 +122,7 @@ class BatchSampler:
                 batch = await self._ready.get()
         except TimeoutError:
             raise UnavailableError(
-                f"no batch of {self._batch_size} items within {timeout_s} s: {self._why()}"
+                f"no batch of {self.batch_size} items within {timeout_s} s: {self._why()}"
             ) from None
         finally:
             explaining.cancel()
@@ -237,7 +238,7 @@ class BatchSampler:
 
     def _refill(self) -> None:
         while len(self._pending) + self._ready.qsize() < self._prefetch_batches:
-            self._pending.append(PendingBatch(self._batch_size))
+            self._pending.append(PendingBatch(self.batch_size))
         self._draw()
 
     def _draw(self) -> None:
@@ -289,7 +290,7 @@ class BatchSampler:
     def _explain(self) -> None:
         if not self._explained:
             self._explained = True
-            log.warning("waiting for a batch of %d items: %s", self._batch_size, self._why())
+            log.warning("waiting for a batch of %d items: %s", self.batch_size, self._why())
 
     def _why(self) -> str:
         return "; ".join(link.describe() for link in self._links) or "no shard is known (yet)"

@@ -10,7 +10,7 @@ nothing changes that is the item's part of the mass of all shards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,7 @@ class ItemRefs:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def take(self, index: np.ndarray) -> ItemRefs:
+    def take(self, index: np.ndarray | slice) -> ItemRefs:
         """Of some of the items."""
         return ItemRefs(self.sources, self.where[index], self.keys[index])
 
@@ -67,6 +67,23 @@ class SampledBatch:
 
     def __len__(self) -> int:
         return len(self.refs)
+
+    def parts(self, size: int) -> Iterator[SampledBatch]:
+        """Batches of at most `size` items, each with its share of every shard; the first says what came."""
+        number = -(-len(self) // size)
+        if number <= 1:
+            yield self
+            return
+        for part in range(number):
+            index = slice(part, None, number)
+            yield SampledBatch(
+                items=self.items[index],
+                transitions=None if self.transitions is None else self.transitions.take(index),
+                weights=self.weights[index],
+                refs=self.refs.take(index),
+                steps_inserted=0 if part else self.steps_inserted,
+                episodes=() if part else self.episodes,
+            )
 
 
 class PendingBatch:

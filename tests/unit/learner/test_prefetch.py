@@ -299,6 +299,35 @@ def test_a_sampled_batch_is_one_batch_with_its_weights_and_refs(caplog: pytest.L
     asyncio.run(run())
 
 
+def test_what_was_drawn_for_several_batches_becomes_several() -> None:
+    """Each item is in one of them, and steps and episodes are told of once."""
+
+    async def run() -> None:
+        layout = replace(LAYOUT, unroll_length=1, transitions=True)
+        drawn = transitions_of(1.0, size=10)
+        assert drawn.transitions is not None
+        drawn.transitions.columns["reward"][:] = np.arange(10)
+        rig = Rig([], layout=layout, batches=[drawn], num_slots=3)
+        task = asyncio.create_task(rig.prefetcher.run())
+        rewards, told = [], []
+        for size in (4, 3, 3):
+            slot = await rig.take()
+            assert slot.refs is not None
+            assert slot.num_filled == slot.num_transitions == len(slot.refs) == size
+            batch = slot.on_device()
+            assert batch.weight_B[size:].tolist() == [0.0] * (4 - size)
+            rewards.append([int(reward) for reward in batch.reward_SB[0, :size].tolist()])
+            assert rewards[-1] == slot.refs.keys.tolist()
+            told.append((slot.env_steps, slot.episodes))
+        # Of each shard as much: items stand in the order of shards.
+        assert rewards == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
+        assert told == [(20, list(EPISODES)), (0, []), (0, [])]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_transitions_are_one_batch_or_none(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         layout = replace(LAYOUT, unroll_length=1, transitions=True)

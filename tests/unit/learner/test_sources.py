@@ -88,6 +88,7 @@ class Sampler:
         self.calls: list[str] = []
         self.stats = BatchStats()
         self.failure: BaseException | None = None
+        self.batch_size = 3
 
     def start(self) -> None:
         self.calls.append("start")
@@ -115,7 +116,7 @@ def test_importance_weights_follow_the_steps_of_the_run() -> None:
         exponent = ImportanceExponent(config)
         sampler = Sampler(replace(BATCH, steps_inserted=200), replace(BATCH, steps_inserted=5000))
         source = BatchSource(cast(BatchSampler, sampler), metrics(), exponent, has_priorities=True)
-        source.go_on_from(300)
+        source.go_on_from(300, batch_bytes=1)
         assert exponent(0) == pytest.approx(0.4 + 0.6 * 0.3)
         await source.next()
         assert exponent(1) == pytest.approx(0.7)
@@ -159,6 +160,20 @@ def test_a_sampled_table_gives_batches_and_counts_what_became_of_priorities() ->
             assert registry.get_sample_value(name, {"policy": "policy"}) == number
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "has_priorities", "drawn"),
+    [(1, False, 24), (1 << 17, False, 12), (1 << 20, False, 3), (1, True, 3)],
+)
+def test_small_batches_are_drawn_several_at_a_time(
+    batch_bytes: int, has_priorities: bool, drawn: int
+) -> None:
+    sampler = Sampler()
+    exponent = ImportanceExponent(load_config(None, ["algorithm.name=sac"], {}))
+    source = BatchSource(cast(BatchSampler, sampler), metrics(), exponent, has_priorities)
+    source.go_on_from(0, batch_bytes)
+    assert sampler.batch_size == drawn
 
 
 def test_priorities_that_nobody_would_take_end_the_sampling() -> None:
