@@ -19,6 +19,9 @@ from shoal.records import Episode
 
 # Episodes that a mean return is over; with fewer, nothing is reached yet.
 WINDOW = 100
+# Most episodes that are compared with the untrained policy's: where chance decides most of a return, the
+# difference of a hundred says nothing.
+MAX_COMPARED = 1000
 
 # Lags above this are counted as this: versions come off a socket, and the count is an array.
 MAX_LAG = 4096
@@ -44,6 +47,8 @@ class Progress:
     policy_version: int = -1
     seconds: float = 0.0
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    # Returns of the last episodes.
+    compared: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_COMPARED))
     # The version that was published before the first learner step, and the episodes that began with it.
     untrained_version: int = -1
     untrained: Returns = field(default_factory=Returns)
@@ -61,6 +66,7 @@ class Progress:
         for episode in episodes:
             self.num_episodes += 1
             self.episodes.append(episode)
+            self.compared.append(episode.episode_return)
             if episode.first_version == self.untrained_version >= 0:
                 self.untrained.add(episode.episode_return)
         if self.num_episodes > before and len(self.episodes) == WINDOW:
@@ -90,11 +96,15 @@ class Progress:
     def newest(self) -> Returns:
         """What is compared with the untrained policy: the newer half of the trained episodes, up to 100.
 
-        A run of few episodes would otherwise be judged by those from before it had learned.
+        A run of few episodes would otherwise be judged by those from before it had learned. Up to 1000 if
+        those are further above, in standard errors: chance may decide most of a single return.
         """
-        num = min(len(self.episodes), (self.num_episodes - self.untrained.num + 1) // 2)
-        newest = islice(self.episodes, len(self.episodes) - num, None)
-        return Returns.of(episode.episode_return for episode in newest)
+        num = min(len(self.compared), (self.num_episodes - self.untrained.num + 1) // 2)
+        several = (self._last(min(num, WINDOW)), self._last(num))
+        return max(several, key=lambda returns: standard_errors_above(returns, self.untrained) or 0.0)
+
+    def _last(self, num: int) -> Returns:
+        return Returns.of(islice(self.compared, len(self.compared) - num, None))
 
     def has_learned(self, standard_errors: float) -> bool | None:
         """Whether the return is above the untrained policy's by more than chance; None: not known."""
@@ -133,6 +143,7 @@ class Progress:
             "policy_version": self.policy_version,
             "seconds": self.seconds,
             "episodes": [[episode.episode_return, episode.num_steps] for episode in self.episodes],
+            "compared": list(self.compared),
             "untrained_version": self.untrained_version,
             "untrained": self.untrained.to_json(),
             "best": None
@@ -144,9 +155,11 @@ class Progress:
     def from_json(tree: dict[str, Any]) -> Progress:
         """Raises KeyError, TypeError or ValueError if it was written by something else.
 
-        Checkpoints of earlier versions have neither the untrained policy's returns nor the best.
+        Checkpoints of earlier versions have neither the untrained policy's returns nor the best, and of what
+        is compared with them no more than the last episodes.
         """
         best = tree.get("best")
+        compared = tree.get("compared", [episode_return for episode_return, _ in tree["episodes"]])
         return Progress(
             learner_steps=int(tree["learner_steps"]),
             env_steps=int(tree["env_steps"]),
@@ -155,6 +168,7 @@ class Progress:
             policy_version=int(tree["policy_version"]),
             seconds=float(tree["seconds"]),
             episodes=deque((Episode(float(r), int(n)) for r, n in tree["episodes"]), maxlen=WINDOW),
+            compared=deque(map(float, compared), maxlen=MAX_COMPARED),
             untrained_version=int(tree.get("untrained_version", -1)),
             untrained=Returns.from_json(tree.get("untrained", (0, 0.0, 0.0))),
             best=None

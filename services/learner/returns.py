@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 # Fewer episodes on both sides together say nothing.
 MIN_EPISODES = 4
 # Differences without any spread would be infinitely many standard errors.
@@ -26,10 +28,11 @@ class Returns:
 
     @staticmethod
     def of(values: Iterable[float]) -> Returns:
-        returns = Returns()
-        for value in values:
-            returns.add(value)
-        return returns
+        array = np.fromiter(values, np.float64)
+        if not array.size:
+            return Returns()
+        mean = float(array.mean())
+        return Returns(array.size, mean, float(np.square(array - mean).sum()))
 
     def add(self, value: float) -> None:
         self.num += 1

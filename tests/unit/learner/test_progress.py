@@ -104,6 +104,26 @@ def test_a_run_of_few_episodes_is_judged_by_the_newer_half() -> None:
     assert progress.has_learned(3.0) is True
 
 
+def blackjack(wins: int, num: int, version: int) -> list[Episode]:
+    """So many of 20 hands won."""
+    return [Episode(1.0 if number % 20 < wins else -1.0, 1, version) for number in range(num)]
+
+
+def test_a_gain_that_drowns_in_chance_is_seen_over_many_episodes() -> None:
+    """Blackjack-v1: a hand is won or lost whatever the policy, -0.4 at first and -0.1 at best."""
+    progress = Progress(untrained_version=0)
+    progress.count_data(10, blackjack(6, 1000, version=0))
+    progress.count_data(10, blackjack(9, 200, version=1))
+    assert progress.has_learned(3.0) is False, "a hundred hands say nothing"
+    progress.count_data(10, blackjack(9, 3000, version=1))
+    assert progress.newest.num == 1000
+    assert progress.has_learned(3.0) is True
+    assert Progress.from_json(progress.to_json()).has_learned(3.0) is True
+    before = progress.to_json()
+    del before["compared"]
+    assert Progress.from_json(before).newest.num == 100
+
+
 def test_the_best_mean_is_kept_with_its_step() -> None:
     progress = filled([9.0] * 99)
     assert progress.best is None, "99 episodes are not enough"
