@@ -183,7 +183,7 @@ class TrainingLoop:
     def _step(self, slot: BatchSlot, agreed: Round) -> tuple[StepOutcome, Lag] | None:
         """Train on a batch; None if nothing in it counts: all too old, or all agents were away."""
         self._progress.policy_version = agreed.policy_version
-        if not self._progress.learner_steps:
+        if not (self._progress.learner_steps or self._progress.knows_untrained):
             self._progress.untrained_version = agreed.policy_version
         factor = self._rate.factor(self._progress.env_steps)
         self._progress.count_data(agreed.env_steps, agreed.episodes)

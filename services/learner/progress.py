@@ -49,7 +49,8 @@ class Progress:
     episodes: deque[Episode] = field(default_factory=lambda: deque(maxlen=WINDOW))
     # Returns of the last episodes.
     compared: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_COMPARED))
-    # The version that was published before the first learner step, and the episodes that began with it.
+    # What a policy that has learned nothing returns: random play, known from the start; or the episodes that
+    # began with the version from before the first learner step.
     untrained_version: int = -1
     untrained: Returns = field(default_factory=Returns)
     best: Best | None = None
@@ -83,8 +84,17 @@ class Progress:
         return Returns.of(episode.episode_return for episode in self.episodes)
 
     @property
+    def knows_untrained(self) -> bool:
+        """From the start: no episode of the run adds to it."""
+        return self.untrained.num > 0 and self.untrained_version < 0
+
+    @property
+    def num_trained_episodes(self) -> int:
+        return self.num_episodes - (0 if self.knows_untrained else self.untrained.num)
+
+    @property
     def untrained_return(self) -> float | None:
-        """Mean return of the episodes that began with the untrained policy; None before the first."""
+        """Mean return of the untrained policy; None before its first episode has ended."""
         return self.untrained.mean if self.untrained.num else None
 
     def describe_return(self) -> str:
@@ -99,7 +109,7 @@ class Progress:
         A run of few episodes would otherwise be judged by those from before it had learned. Up to 1000 if
         those are further above, in standard errors: chance may decide most of a single return.
         """
-        num = min(len(self.compared), (self.num_episodes - self.untrained.num + 1) // 2)
+        num = min(len(self.compared), (self.num_trained_episodes + 1) // 2)
         several = (self._last(min(num, WINDOW)), self._last(num))
         return max(several, key=lambda returns: standard_errors_above(returns, self.untrained) or 0.0)
 

@@ -12,6 +12,7 @@ from services.learner.parts import Parts
 from services.learner.peers import Peers
 from services.learner.precision import Precision
 from services.learner.progress import Progress
+from services.learner.returns import Returns
 from services.learner.sharded import shard
 from services.learner.trainer import Arrays, Trainer
 from shoal.algorithms.algorithm import Algorithm, build_algorithm
@@ -20,6 +21,7 @@ from shoal.config.policies import policy_seed
 from shoal.errors import CheckpointError
 from shoal.policy.network import build_policy
 from shoal.records import EnvSpec
+from shoal.untrained import read_untrained
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ def build_or_resume(
     checkpoint = parts.store.newest()
     if checkpoint is None:
         log.info("%sstarting afresh: %s on %s", label, spec.describe(), device)
-        return Resumed(algorithm, trainer, Progress())
+        untrained = Returns.of(read_untrained(config.run.dir, parts.place.name))
+        return Resumed(algorithm, trainer, Progress(untrained=untrained))
     # The policy first: it says why a spec has what the other has not.
     checkpoint.check_policy(config.policy, path)
     checkpoint.check_spec(spec, path)

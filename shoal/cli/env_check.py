@@ -20,10 +20,11 @@ from shoal.envs.batch import BatchEnv, EnvStep, Slots
 from shoal.envs.episodes import EpisodeTracker
 from shoal.envs.hang import HangWatch
 from shoal.envs.make import Mode, choose_mode, make_batch_env
+from shoal.envs.random_play import chance_beside, random_actions
 from shoal.envs.sources import find_source
 from shoal.envs.wrappers import load_wrappers
 from shoal.errors import UserError
-from shoal.records import ACTION_MASK, ActionSpec, BoxAction, DiscreteAction, Episode
+from shoal.records import Episode
 
 # Of the total, from 0 to 1, and what is going on.
 Progress = Callable[[float, str], None]
@@ -126,7 +127,7 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
 ) -> None:
     """Steps with random allowed actions for so long, then looks whether the seed repeats itself."""
-    chance = np.random.default_rng(seed)
+    chance = chance_beside(seed)
     # The first step may compile something.
     shown = env.step(random_actions(env, env.reset(seed), chance))
     trackers = {policy: EpisodeTracker(slots.num) for policy, slots in env.slots.items()}
@@ -146,30 +147,6 @@ def measure(
     found.max_observation = _largest(shown)
     found.repeats = _repeats(env, seed)
     found.num_restarts = env.num_restarts
-
-
-def random_actions(
-    env: BatchEnv, shown: Mapping[str, EnvStep], chance: np.random.Generator
-) -> dict[str, np.ndarray]:
-    """For every slot of every policy; those that a mask forbids are never drawn."""
-    return {
-        policy: _draw(slots.spec.action, slots.num, shown[policy].observation.get(ACTION_MASK), chance)
-        for policy, slots in env.slots.items()
-    }
-
-
-def _draw(action: ActionSpec, num: int, mask: np.ndarray | None, chance: np.random.Generator) -> np.ndarray:
-    if isinstance(action, BoxAction):
-        low = np.maximum(np.array(action.low), -1e3).reshape(action.shape)
-        high = np.minimum(np.array(action.high), 1e3).reshape(action.shape)
-        return chance.uniform(low, high, (num, *action.shape)).astype(np.float32)
-    nvec = (action.n,) if isinstance(action, DiscreteAction) else action.nvec
-    ends = np.cumsum(nvec)
-    luck = chance.random((num, ends[-1]))
-    if mask is not None:
-        luck[mask == 0] = -1.0
-    choices = [luck[:, end - n : end].argmax(axis=1) for n, end in zip(nvec, ends, strict=True)]
-    return choices[0] if isinstance(action, DiscreteAction) else np.stack(choices, axis=1)
 
 
 def _note(found: Measurement, step: EnvStep, ended: Sequence[Episode]) -> None:
@@ -197,7 +174,7 @@ def _repeats(env: BatchEnv, seed: int) -> bool:
 
 
 def _digest(env: BatchEnv, seed: int) -> list[int]:
-    chance = np.random.default_rng(seed)
+    chance = chance_beside(seed)
     shown = env.reset(seed)
     digests = [_hash(shown)]
     for _ in range(NUM_REPEATED_STEPS):

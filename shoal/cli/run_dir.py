@@ -4,6 +4,7 @@
     logs/            one file per process, such as actor-0.log
     checkpoints/     written by the learner
     tensorboard/     written by the learner
+    untrained.json   returns of random play, by policy, which the learner compares with
     history.jsonl    what the live view saw, one sample a line
     result.json      how the run ended
     policies/NAME/   of several policies, each one's checkpoints, tensorboard and result.json
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shoal import untrained
 from shoal.errors import UserError
 
 RUNS = Path("runs")
@@ -42,6 +44,10 @@ class RunDir:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def untrained(self) -> Path:
+        return self.root / untrained.NAME
 
     @property
     def history(self) -> Path:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,17 @@ from shoal.cli.supervisor import End, Outcome, Supervisor
 from shoal.cli.view import LiveView, PlainView, View
 from shoal.config import Config, to_yaml
 from shoal.errors import UserError
+from shoal.untrained import encode_untrained
 
 # Unix socket paths end at 107 characters: a long $TMPDIR leaves no room for names.
 MAX_SOCKET_DIR = 70
 
 
-def run_session(config: Config, *, plain: bool) -> int:
-    """Runs to the end and says how it went. Returns the program's exit code; raises UserError."""
+def run_session(config: Config, *, plain: bool, untrained: Mapping[str, Sequence[float]]) -> int:
+    """Runs to the end and says how it went. Returns the program's exit code; raises UserError.
+
+    `untrained`: returns of random play, by policy, for the learner to compare with.
+    """
     run_dir = RunDir(config.run.dir)
     is_new = run_dir.create()
     lock = run_dir.claim()
@@ -48,6 +52,8 @@ def run_session(config: Config, *, plain: bool) -> int:
             before = {path: _content(path) for path in (run_dir.config, *results)}
             last_result = run_dir.read_result()
             write_whole(run_dir.config, to_yaml(_at_home_anywhere(config)).encode())
+            if untrained:
+                write_whole(run_dir.untrained, encode_untrained(untrained))
             # Of an earlier session: only this one's end may look like a result.
             for path in results:
                 path.unlink(missing_ok=True)

@@ -1,16 +1,21 @@
 """What kind of task an environment is, and which algorithm suits it. For `shoal train`, before it starts.
 
-A process of its own makes the environment once (`shoal.envs.probe`) and says what it shows and takes.
+A process of its own makes the environment once (`shoal.envs.probe`), says what it shows and takes, and plays
+for a moment with random actions: that is what training is compared with.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
 
 from shoal.algorithms.profile import ActionKind, Task
 from shoal.algorithms.profiles import PROFILES, fitting, sparing
@@ -23,6 +28,11 @@ from shoal.spec_json import spec_from_json
 
 # Simulators may take long to start, and one that hangs must not hang the command for good.
 PROBE_TIMEOUT_S = 120.0
+# Nobody wants to wait for this: slow environments are compared with what they show at the start of training.
+PLAY_S = 0.5
+# For a step that takes longer than that.
+PLAY_PATIENCE_S = 2.0
+CLOSE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,8 @@ class Seen:
 
     specs: Mapping[str, EnvSpec]
     num_slots: Mapping[str, int]
+    # Of whole episodes with random actions.
+    returns: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
@@ -43,47 +55,69 @@ class Seen:
         )
 
 
-def look_at(section: EnvSection) -> Seen:
-    """Makes the environment once, elsewhere. Raises UserError with what is wrong with it."""
+def look_at(section: EnvSection, play_s: float = 0.0) -> Seen:
+    """Makes the environment once, elsewhere, and plays in it for so long.
+
+    Raises UserError with what is wrong with it. If only playing fails there are no returns: actors will say
+    what it is about.
+    """
     reading, writing = os.pipe()
-    command = [sys.executable, *interpreter_flags(), "-m", "shoal.envs.probe", str(writing)]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=[writing],
-        text=True,
-    )
-    os.close(writing)
-    with os.fdopen(reading) as answers:
-        try:
-            _, said = process.communicate(section.model_dump_json(), timeout=PROBE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise UserError(
-                f"environment {section.id!r} was not made within {PROBE_TIMEOUT_S:.0f} s: "
-                f"`shoal envs check {section.id}` shows what it does"
-            ) from None
-        answer = answers.read()
-    if not answer:
-        last = said.strip().splitlines()[-1:] or ["no message"]
-        raise UserError(
-            f"environment {section.id!r} ended its process with code {process.returncode} while it was "
-            f"made: {last[0]}"
+    command = [sys.executable, *interpreter_flags(), "-m", "shoal.envs.probe", str(writing), str(play_s)]
+    with tempfile.TemporaryFile("w+") as said, os.fdopen(reading) as answers:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            pass_fds=[writing],
+            text=True,
         )
-    return _seen(json.loads(answer))
+        os.close(writing)
+        try:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as told:
+                told.write(section.model_dump_json())
+            answer = _line(answers, PROBE_TIMEOUT_S)
+            if answer is None:
+                raise UserError(
+                    f"environment {section.id!r} was not made within {PROBE_TIMEOUT_S:.0f} s: "
+                    f"`shoal envs check {section.id}` shows what it does"
+                )
+            played = _line(answers, play_s + PLAY_PATIENCE_S) if play_s > 0 else None
+            # It closes the environment, which may have processes of its own.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+        if not answer:
+            said.seek(0)
+            last = said.read().strip().splitlines()[-1:] or ["no message"]
+            raise UserError(
+                f"environment {section.id!r} ended its process with code {process.returncode} while it was "
+                f"made: {last[0]}"
+            )
+    return _seen(json.loads(answer), json.loads(played or "{}"))
 
 
-def _seen(answer: dict[str, object]) -> Seen:
+def _line(answers: TextIO, timeout_s: float) -> str | None:
+    """The next one; empty if there is no more, None if it does not come in time."""
+    ready, _, _ = select.select([answers], [], [], timeout_s)
+    return answers.readline() if ready else None
+
+
+def _seen(answer: dict[str, object], returns: Mapping[str, Sequence[float]]) -> Seen:
     if "error" in answer:
         raise UserError(str(answer["error"]))
     policies = answer["policies"]
     assert isinstance(policies, dict)
+    specs = {name: spec_from_json(policy["spec"]) for name, policy in policies.items()}
+    # What a policy does at random where actions have no bounds is its own.
+    bounded = {name for name, spec in specs.items() if action_kind(spec) != "unbounded_box"}
     return Seen(
-        {name: spec_from_json(policy["spec"]) for name, policy in policies.items()},
+        specs,
         {name: policy["num_slots"] for name, policy in policies.items()},
+        {name: values for name, values in returns.items() if name in bounded},
     )
 
 

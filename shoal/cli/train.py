@@ -8,11 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.algorithms.profile import Task
 from shoal.algorithms.profiles import PROFILES
 from shoal.cli import presets
 from shoal.cli.presets import Target, resolve
@@ -24,6 +23,9 @@ from shoal.config import Config
 from shoal.config.load import Layers, load_layers
 from shoal.config.trainable import check_launched, check_trainable
 from shoal.errors import UserError
+
+if TYPE_CHECKING:
+    from shoal.cli.task import Seen
 
 
 def train(
@@ -94,19 +96,19 @@ def train(
     }
     given = [f"{key}={json.dumps(value)}" for key, value in flags.items() if value is not None]
     layers = layers_of(target, [*given, *(set_ or [])])
-    config, task = settle(layers, target)
+    config, seen = settle(layers, target, will_run=not dry_run)
     check_trainable(config)
     check_launched(config)
     _check_run_dir(config, resume)
     if dry_run:
-        for line in origin_lines(layers.origins(config, task)):
+        for line in origin_lines(layers.origins(config, None if seen is None else seen.task)):
             say(line)
         return
     # Instead of after three crashes of the learner.
     require("training", ("torch", "safetensors"), "learner,inference")
     if config.run.wandb:
         require("run.wandb", ("wandb",), "wandb")
-    raise typer.Exit(run_session(config, plain=plain))
+    raise typer.Exit(run_session(config, plain=plain, untrained={} if seen is None else seen.returns))
 
 
 def _target(what: str | None, resumed: str | None, run_dir: str | None) -> Target:
@@ -140,20 +142,20 @@ def layers_of(target: Target, overrides: Sequence[str]) -> Layers:
     return load_layers(target.file, [*target.overrides, *overrides])
 
 
-def settle(layers: Layers, target: Target) -> tuple[Config, Task | None]:
+def settle(layers: Layers, target: Target, *, will_run: bool) -> tuple[Config, Seen | None]:
     """The effective configuration, and what the environment is like, if that had to be looked at."""
     config = layers.config()
     if target.is_complete:
         return _at_home(config, target), None
     # NumPy, for those who need it.
-    from shoal.cli.task import check_fits, introduction, look_at
+    from shoal.cli.task import PLAY_S, check_fits, introduction, look_at
 
-    seen = look_at(config.env)
-    task, algorithm = seen.task, config.algorithm.name
+    seen = look_at(config.env, play_s=PLAY_S if will_run else 0.0)
+    algorithm = config.algorithm.name
     check_fits(algorithm, seen)
     was_named = "name" in layers.merged().get("algorithm", {})
     say(introduction(algorithm, seen, was_named))
-    return _at_home(layers.config(task), target), task
+    return _at_home(layers.config(seen.task), target), seen
 
 
 def origin_lines(origins: Iterable[tuple[str, object, str]]) -> Iterator[str]:

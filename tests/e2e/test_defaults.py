@@ -28,6 +28,9 @@ def test_a_task_of_any_kind_is_learned(tmp_path: Path, task: str, score: float, 
     print(f"{task}: {result['mean_return']:.2f} after {result['env_steps']} steps, untrained {untrained}")
     assert result["reason"] == "until_return"
     assert result["mean_return"] >= score > untrained
+    # Of random play before the run, with a spread of some points.
+    assert result["untrained_episodes"] == 100
+    assert abs(result["untrained_return"] - untrained) < 1.5
 
 
 @pytest.mark.long

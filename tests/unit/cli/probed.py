@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import Any
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ class Plain(gym.Env[np.ndarray, np.ndarray]):
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
-        self.action_space = spaces.MultiBinary(4)
+        self.action_space: spaces.Space[Any] = spaces.MultiBinary(4)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -24,6 +25,34 @@ class Plain(gym.Env[np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         return np.zeros((2, 3), np.float32), 0.0, False, False, {}
+
+
+class Short(Plain):
+    """An episode is a step, worth a point."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros((2, 3), np.float32), 1.0, True, False, {}
+
+
+class Unbounded(Short):
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class Falling(Plain):
+    """It breaks when it is stepped."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        os._exit(7)
+
+
+class Stuck(Plain):
+    """It hangs when it is stepped."""
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        threading.Event().wait()
+        raise AssertionError
 
 
 class Talkative(Plain):

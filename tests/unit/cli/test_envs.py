@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from shoal.cli.app import run
-from shoal.cli.env_check import Check, Measurement, measure, random_actions
+from shoal.cli.env_check import Check, Measurement, measure
 from shoal.cli.env_report import advice, report, warnings
 from shoal.config.tree import EnvSection
 from shoal.envs.batch import EnvStep, Slots
 from shoal.envs.make import make_batch_env
-from shoal.records import ArraySpec, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction
+from shoal.records import ArraySpec, DiscreteAction, EnvSpec, MultiDiscreteAction
 
 QUICK = ["--envs", "2", "--seconds", "0.05"]
 SYNC = ["--set", "env.vectorization=sync"]
@@ -279,25 +279,3 @@ def test_agents_are_listed_by_policy() -> None:
     assert cells[0] == ["red", "2", "observation", "int64", "[]", "9 categories"]
     assert cells[1] == ["red", "2", "action", "int64", "[2]", "MultiDiscrete([2, 3])"]
     assert cells[2][:2] == ["blue", "1"]
-
-
-def test_random_actions_of_all_kinds() -> None:
-    chance = np.random.default_rng(1)
-    mask = np.array([[0, 1, 1, 0, 1]] * 200, np.int8)
-    several = EnvSpec("x", (), MultiDiscreteAction((2, 3)))
-    box = EnvSpec("x", (), BoxAction((2,), (-np.inf, 0.0), (np.inf, 0.5)))
-    nothing = np.zeros(200, np.bool_)
-
-    class Both(Ticking):
-        def __init__(self) -> None:
-            self.slots = {"a": Slots(several, 200), "b": Slots(box, 200)}
-
-    shown = {
-        "a": EnvStep({"action_mask": mask}, nothing, nothing, nothing, nothing, nothing),
-        "b": EnvStep({}, nothing, nothing, nothing, nothing, nothing),
-    }
-    actions = random_actions(Both(), shown, chance)
-    assert {tuple(row) for row in actions["a"].tolist()} == {(1, 0), (1, 2)}
-    assert actions["b"].dtype == np.float32
-    assert ((actions["b"][:, 1] >= 0) & (actions["b"][:, 1] <= 0.5)).all()
-    assert np.isfinite(actions["b"]).all()

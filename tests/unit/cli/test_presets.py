@@ -23,11 +23,11 @@ BOX = BoxAction((2,), (-1.0, -1.0), (1.0, 1.0))
 
 @pytest.fixture(autouse=True)
 def _any_environment_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task, "look_at", lambda section: Seen({"policy": SPEC}, {"policy": 1}))
+    monkeypatch.setattr(task, "look_at", lambda section, play_s: Seen({"policy": SPEC}, {"policy": 1}))
 
 
 def effective_config(target: Target, overrides: list[str]) -> Config:
-    config, _ = train.settle(train.layers_of(target, overrides), target)
+    config, _ = train.settle(train.layers_of(target, overrides), target, will_run=True)
     return config
 
 

@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 
 from shoal.algorithms.profiles import PROFILES, fitting, sparing
+from shoal.cli import task
 from shoal.cli.task import Seen, action_kind, check_fits, introduction, look_at
 from shoal.config.load import Layers
 from shoal.config.trainable import check_trainable
@@ -124,6 +125,28 @@ def test_an_environment_is_looked_at_whatever_it_prints(name: str, capfd: pytest
     assert spec.action.describe() == "MultiDiscrete([2, 2, 2, 2])"
     assert set(seen.num_slots.values()) == {1}
     assert capfd.readouterr().out == "", "what the environment prints is not the command's"
+
+
+def test_random_play_brings_returns_to_compare_with() -> None:
+    seen = look_at(EnvSection(id=f"{PROBED}:Short"), play_s=60.0)
+    assert seen.returns == {"policy": [1.0] * 100}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("Unbounded", id="what it would do at random is its own"),
+        pytest.param("Plain", id="no episode ends"),
+        pytest.param("Falling", id="its process ends"),
+        pytest.param("Stuck", id="it hangs"),
+    ],
+)
+def test_random_play_that_fails_is_no_reason_not_to_train(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "PLAY_PATIENCE_S", 0.1)
+    monkeypatch.setattr(task, "CLOSE_TIMEOUT_S", 0.1)
+    seen = look_at(EnvSection(id=f"{PROBED}:{name}"), play_s=0.05)
+    assert not any(seen.returns.values())
+    assert len(seen.specs) == 1
 
 
 def test_a_registered_environment_with_arguments() -> None:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from services.learner.metrics import LAG_BUCKETS, LagHistogram
 from services.learner.progress import MAX_LAG, Lag, Progress
+from services.learner.returns import Returns
 from shoal.config.learner import StopSection
 from shoal.records import Episode
 
@@ -81,6 +82,17 @@ def test_the_baseline_is_of_episodes_that_began_with_the_untrained_version() -> 
     assert progress.untrained_return == 25.0
     assert progress.untrained.num == 2
     assert progress.num_episodes == 4
+
+
+def test_a_baseline_of_random_play_stays_as_it_is() -> None:
+    progress = Progress(untrained=Returns.of([1.0, 2.0, 3.0, 2.0]))
+    assert progress.knows_untrained
+    progress.count_data(10, [Episode(9.0, 3, 0), Episode(9.0, 3, -1)])
+    assert (progress.untrained_return, progress.untrained.num) == (2.0, 4)
+    assert progress.num_trained_episodes == 2
+    assert Progress.from_json(progress.to_json()).knows_untrained
+    assert not Progress(untrained=Returns.of([1.0] * 4), untrained_version=0).knows_untrained
+    assert not Progress().knows_untrained
 
 
 def test_learned_is_what_is_above_the_untrained_by_more_than_chance() -> None:
