@@ -31,16 +31,20 @@ PROFILE = Profile(
     settings=AppoConfig,
     summary="asynchronous PPO",
     actions=ANY_ACTION,
-    table=TableProfile(),
+    # Many passes over a batch make what waits behind it old: as little as keeps both sides at work.
+    table=TableProfile(max_unrolls=1),
     values={
         # Two groups: one steps while the other waits for its actions.
-        "actor": {"envs": 64, "groups": 2, "unroll_length": 32},
+        "actor": {"envs": 64, "groups": 2, "unroll_length": 32, "max_unacked_items": 1},
+        "learner": {"prefetch_batches": 1, "prefetch_items": 1},
         "policy": {"hidden_sizes": [64, 64], "activation": "tanh", "normalise_observations": True},
         "algorithm": {
             "learning_rate": 5e-4,
             "learning_rate_schedule": "linear",
-            "epochs": 2,
-            "minibatches": 4,
+            # As many passes as pay, and none of them goes far: behaviour is some versions old.
+            "clip": 0.1,
+            "epochs": 8,
+            "minibatches": 8,
             "entropy_cost": 0.01,
             "optimiser_epsilon": 1e-5,
             "normalise_returns": True,
@@ -53,10 +57,10 @@ PROFILE = Profile(
     },
     # Unrolls are gone through step by step: many side by side, in few parts.
     recurrent={
-        "algorithm": {"learning_rate": 1e-3, "minibatches": 2},
+        "algorithm": {"learning_rate": 1e-3, "epochs": 2, "minibatches": 2, "clip": 0.2},
     },
     images={
         "policy": {"frame_stack": 4},
-        "algorithm": {"clip": 0.1},
+        "algorithm": {"epochs": 2, "minibatches": 4},
     },
 )
