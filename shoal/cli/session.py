@@ -54,6 +54,9 @@ def run_session(config: Config, *, plain: bool, untrained: Mapping[str, Sequence
             write_whole(run_dir.config, to_yaml(_at_home_anywhere(config)).encode())
             if untrained:
                 write_whole(run_dir.untrained, encode_untrained(untrained))
+            elif not run_dir.has_checkpoints:
+                # Of another environment, perhaps.
+                run_dir.untrained.unlink(missing_ok=True)
             # Of an earlier session: only this one's end may look like a result.
             for path in results:
                 path.unlink(missing_ok=True)

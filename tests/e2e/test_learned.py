@@ -9,6 +9,7 @@ import pytest
 
 from shoal.cli.history import read_history
 from shoal.cli.run_dir import RunDir
+from shoal.untrained import NAME, encode_untrained
 from tests.e2e.cli_process import shoal
 
 pytestmark = pytest.mark.timeout(360)
@@ -18,6 +19,9 @@ RUN = ("train", "ppo_cartpole", "--steps", "40000", "--run-dir", "run", "--seed"
 
 
 def test_a_run_that_learns_nothing_says_so_with_the_untrained_policys_return(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    # Of a run that never got a checkpoint, in another environment: it must not count.
+    (tmp_path / "run" / NAME).write_bytes(encode_untrained({"policy": [-500.0] * 10}))
     with shoal(*RUN, "--set", "algorithm.learning_rate=1e-9", cwd=tmp_path) as run:
         assert run.wait() == 0, f"{run.stdout}\n{run.stderr}"
         *_, verdict, reached, _, _ = run.stdout.splitlines()
