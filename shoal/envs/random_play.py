@@ -18,7 +18,7 @@ from shoal.records import ACTION_MASK, ActionSpec, BoxAction, DiscreteAction
 def returns_of_random_play(
     env: BatchEnv, seconds: float, max_episodes: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Of whole episodes, by policy: as many as the time allows, but for those that a policy does not end."""
+    """Returns of whole episodes, by policy, until time is over or each policy has `max_episodes`."""
     chance = chance_beside(0)
     shown = env.reset(0)
     trackers = {policy: EpisodeTracker(slots.num) for policy, slots in env.slots.items()}
